@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from assigner.explain.forecast import StartForecast
 from assigner.operator_resources.tenancy import Quota
+from schema.readable import plural
 from schema.states import HELD
 
 
@@ -376,18 +377,21 @@ def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
         lack = f"offers {wire.escaped(wanted, 500)}" if wanted else "is there"
         return WaitingFor(unmatchable=True, sentence=f"no bot that serves the instance '{row['instance']}' {lack}")
     if chances["fitting"] == 0:
-        sentence = f"it needs {units} units, the largest of {matching} matching bots has {chances['largest']}"
+        largest = "the only matching bot" if matching == 1 else f"the largest of {matching:,} matching bots"
+        sentence = f"it needs {plural(units, 'unit')}, {largest} has {chances['largest']:,}"
         return WaitingFor(unmatchable=True, sentence=sentence)
     if row["schedule_after"] is not None and row["backoff"] > 0 and row["starts_in"] <= 0:
         sentence = f"in backoff for another {row['backoff']:.1f} s after {row['considered']} looks without a place"
     elif row.get("held_up"):
         sentence = row["held_up"]
     elif chances["willing"] == 0:
-        sentence = f"every one of {chances['fitting']} matching bots is unhealthy, draining or closing"
+        sentence = f"none of {plural(chances['fitting'], 'matching bot')} takes work: unhealthy, draining or closing"
     elif chances["free"] == 0:
-        sentence = f"{chances['willing']} matching bots have no room for {units} more units at the moment"
+        room = f"room for {plural(units, 'more unit')} at the moment"
+        sentence = f"none of {plural(chances['willing'], 'matching bot')} has {room}"
     else:
-        sentence = f"{chances['free']} matching bots have room: the next assigner cycle considers it"
+        bots = f"{plural(chances['free'], 'matching bot')} {'has' if chances['free'] == 1 else 'have'}"
+        sentence = f"{bots} room: the next assigner cycle considers it"
     return WaitingFor(unmatchable=False, sentence=sentence)
 
 

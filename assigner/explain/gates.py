@@ -253,20 +253,27 @@ def _prefer_left(job: JobEvidence) -> float:
 def _instance(found: Evidence) -> GateVerdict:
     bots, name = found.bots, found.job.instance_name
     elsewhere = bots.matching - bots.serving
-    sentence = f"{bots.serving} of {counted_bots(found, bots.matching, 'matching bot')} for instance '{name}'"
-    if elsewhere:
-        sentence += f", {elsewhere} only for other instances or pools"
+    matching = counted_bots(found, bots.matching, "matching bot")
+    if bots.serving:
+        sentence = f"{bots.serving} of {matching} for instance '{name}'"
+        sentence += f", {elsewhere} only for other instances or pools" if elsewhere else ""
+    else:
+        sentence = f"no matching bot serves instance '{name}', but other instances or pools: {matching}"
     evidence = {"instance": name, "pool": found.job.pool, "serving": bots.serving, "elsewhere": elsewhere}
     return _on_bots(found, predicates.SERVES, bots.serving > 0, sentence, evidence)
 
 
 def _healthy(found: Evidence) -> GateVerdict:
     bots = found.bots
-    sentence = f"{bots.healthy} of {counted_bots(found, bots.serving, 'matching bot')} healthy and taking work"
+    if bots.healthy:
+        told = [f"{bots.healthy} of {counted_bots(found, bots.serving, 'matching bot')} healthy and taking work"]
+    else:
+        told = ["no matching bot is healthy and takes work"]
     if bots.leaving or bots.unhealthy:
-        sentence += f", {bots.leaving} draining or closing, {bots.unhealthy} unhealthy"
+        told.append(f"{bots.leaving} draining or closing, {bots.unhealthy} unhealthy")
     if bots.new:
-        sentence += f", {bots.new} that {'has' if bots.new == 1 else 'have'} not synced yet"
+        told.append(f"{bots.new} that {'has' if bots.new == 1 else 'have'} not synced yet")
+    sentence = told[0] + (", " if bots.healthy else ": ") * (len(told) > 1) + ", ".join(told[1:])
     evidence = {"healthy": bots.healthy, "draining": bots.leaving, "unhealthy": bots.unhealthy, "not_synced": bots.new}
     return _on_bots(found, predicates.HEALTHY, bots.healthy > 0, sentence, evidence)
 
@@ -276,7 +283,7 @@ def _units(found: Evidence) -> GateVerdict:
     healthy = counted_bots(found, bots.healthy, "healthy matching bot")
     sentence = f"{bots.large} of {healthy} with {plural(units, 'unit')}"
     if not bots.large:
-        sentence += f" or more: the largest has {bots.largest}"
+        sentence = f"no healthy matching bot has {plural(units, 'unit')}: the largest has {bots.largest}"
     evidence = {"units": units, "large_enough": bots.large, "largest": bots.largest}
     return _on_bots(found, predicates.UNITS, bots.large > 0, sentence, evidence)
 
@@ -290,7 +297,9 @@ def _probation(found: Evidence) -> GateVerdict:
         such = counted_bots(found, bots.large, "such bot")
         sentence = f"{busy} of {such} on probation with the one lease that it may have"
     else:
-        sentence = f"{counted_bots(found, busy, 'such bot')}, all on probation with the one lease that each may have"
+        sentence = (
+            f"each of {counted_bots(found, busy, 'such bot')} is on probation with the one lease that it may have"
+        )
     return _on_bots(found, predicates.PROBATION, bots.trusted > 0, sentence, {"on_probation_with_lease": busy})
 
 

@@ -10,7 +10,7 @@ from leasehold.client import Client
 from bots.cli.output import reads_in_words, seconds
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.view import SLOW, View
-from bots.console.words import ago, text
+from bots.console.words import UNLIMITED, ago, text
 
 Record = Mapping[str, Any]
 
@@ -47,6 +47,16 @@ LIMITS = (
 )
 
 
+#: Headings of fields whose names do not tell what they are; the others are headed by their names.
+HEADINGS = {
+    "points": "points (higher = sooner)",
+    "priority": "priority (lower = sooner)",
+    "seconds": "half run at most (s)",
+    "seconds_high": "nine of ten (s)",
+    "timeout_seconds": "timeout (s)",
+}
+
+
 class Listed:
     """A table whose columns are the fields of the rows that come first."""
 
@@ -78,7 +88,7 @@ class Listed:
             self._columns = columns
             self._place.clear()
             with self._place:
-                self._table = Table("", [field.replace("_", " ") for field in columns], empty="")
+                self._table = Table("", [HEADINGS.get(field, field.replace("_", " ")) for field in columns], empty="")
         if self._table is not None:
             cells = [[shown(field, row.get(field)) for field in columns] for row in rows]
             self._table.show([(str(place), each) for place, each in enumerate(cells)])
@@ -88,6 +98,8 @@ def shown(field: str, value: object) -> Cell:
     """Return the cell of a value; a field whose name ends in `_at` or is `until` is a time."""
     if isinstance(value, str) and (field.endswith("_at") or field in ("until", "at")):
         return ago(value)
+    if field == "position" and value == UNLIMITED:
+        return Cell("last")
     if isinstance(value, dict) and value.keys() == {"used", "most"}:
         used, most = value["used"], value["most"]
         return Cell(f"{text(used)} in use, no limit" if most is None else f"{text(used)} of {text(most)} in use")

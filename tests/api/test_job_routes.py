@@ -181,7 +181,7 @@ def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, 
         return found["unmatchable"], found["sentence"]
 
     assert waiting(nobody) == (True, "no bot that serves the instance 'default' offers gpu=h100")
-    assert waiting(large) == (True, "it needs 3 units, the largest of 1 matching bots has 2")
+    assert waiting(large) == (True, "it needs 3 units, the only matching bot has 2")
     assert waiting(over) == (False, "'full' in cohort 'default' uses 0 of 0, this job needs 1: 0 + 1 > 0")
     assert (waiting(fits)[0], "next assigner cycle" in waiting(fits)[1]) == (False, True)
     assert operator.get("/v1/status").json()["unmatchable"] == 2

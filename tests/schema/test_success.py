@@ -491,7 +491,7 @@ def test_explain_tells_that_every_bot_is_on_probation_with_a_lease(pool: Pool) -
     found = explained(pool, waiting)
     assert closed(found) == ["probation"]
     assert found.sentence == (
-        "it does not run because 1 such bot, all on probation with the one lease that each may have"
+        "it does not run because 1 such bot is on probation, with the one lease that each may have"
     )
     assert found.change == ["a success of a matching bot on probation, or the end of that"]
     cancel(pool, waiting)

@@ -15,7 +15,7 @@ from bots.cli.output import arguments_of, between, evidence, in_words, propertie
 from bots.console.parts import Cell, Facts, Line, Table, Typed, node
 from bots.console.view import FAST, View
 from bots.console.words import ALL, ago, cut, state, text
-from schema.readable import run_time
+from schema.readable import plural, run_time
 
 Record = Mapping[str, Any]
 
@@ -82,7 +82,10 @@ class Page:
         with self._waiting:
             node("h2", "What keeps it waiting")
             self._why = node("p")
-            self._gates = Table("", ("gate", "is", "evidence"), empty="")
+            self._closed = Table("", ("gate", "is", "evidence"), empty="")
+            with node("details") as self._others:
+                self._counted = node("summary")
+                self._open = Table("", ("gate", "is", "evidence"), empty="")
             self._change = node("p", kind="note")
         node("h2", "Output of the newest attempt")
         with node("div", kind="output", tabindex="0", role="region", aria_label="Output") as self._frame:
@@ -117,8 +120,11 @@ class Page:
         self._facts.show(fact_rows({**job, "forecast": explained.get("forecast")}))
         said = [explained["sentence"], *([minimum["sentence"]] if (minimum := explained.get("preemption")) else [])]
         self._why.text = ". ".join(each[:1].upper() + each[1:] for each in said)
-        closed_first = sorted(explained["gates"], key=lambda one: one["open"] is not False)
-        self._gates.show([(one["gate"], gate(one)) for one in closed_first])
+        for table, is_closed in ((self._closed, True), (self._open, False)):
+            table.show([(one["gate"], gate(one)) for one in explained["gates"] if (one["open"] is False) is is_closed])
+        others = sum(one["open"] is not False for one in explained["gates"])
+        self._counted.text = f"{plural(others, 'gate')} {'is' if others == 1 else 'are'} not closed"
+        self._others.set_visibility(others > 0)
         self._change.text = "What would start it: " + "; ".join(explained["change"]) if explained["change"] else ""
         self._waiting.set_visibility(job["state"] in WAITING)
         self._attempts.show([(str(one["fence"]), attempt(one)) for one in explained["attempts"]])
