@@ -297,9 +297,8 @@ def _probation(found: Evidence) -> GateVerdict:
         such = counted_bots(found, bots.large, "such bot")
         sentence = f"{busy} of {such} on probation with the one lease that it may have"
     else:
-        sentence = (
-            f"each of {counted_bots(found, busy, 'such bot')} is on probation with the one lease that it may have"
-        )
+        such = counted_bots(found, busy, "such bot")
+        sentence = f"{such} {'is' if busy == 1 else 'are'} on probation, with the one lease that each may have"
     return _on_bots(found, predicates.PROBATION, bots.trusted > 0, sentence, {"on_probation_with_lease": busy})
 
 
