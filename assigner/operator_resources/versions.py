@@ -21,8 +21,9 @@ from schema import declarations
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
 from schema.policy import canaries, trials, versions
-from schema.policy.versions import Content, Origin, Version
+from schema.policy.versions import Content, Made, Origin, Version
 from schema.postgres.connection import Connection
+from schema.postgres.engine import Database
 from schema.tenancy import lock_order
 
 #: Error codes: no version was before the one in force; another one is in force; another one was when a draft was made;
@@ -103,16 +104,18 @@ def refuse_stale(connection: Connection, wanted: Version) -> None:
 
 
 def draft(
-    connection: Connection,
+    database: Database,
     settings: Mapping[str, Mapping[str, Any]],
     limits: Mapping[str, Mapping[str, Mapping[str, Any]]],
     *,
     actor: str,
     reason: str,
-) -> int:
-    """Make a version that is not in force: the one in force, but for these sections and limits; return its number.
+    check: Check = lambda _: None,
+) -> Version:
+    """Make a version that is not in force: the one in force, but for these sections and limits.
 
-    Of `assigners` the entries that are not named stay, and of a limit the values. Raises BadInput.
+    Of `assigners` the entries that are not named stay, and of a limit the values. check: as of `activate`. Raises
+    BadInput, and Conflict.
     """
     known = {each.name: each for each in RESOURCES if each.name in versions.DECIDING}
     if unknown := sorted(limits.keys() - known.keys()):
@@ -129,7 +132,34 @@ def draft(
             found[resource] = {**present, **{name: _terms(known[resource], name, present, items) for name in items}}
         return {**content, "settings": {**before, **settings, "assigners": entries}, "limits": found}
 
-    return versions.draft(connection, changed, actor=actor, reason=reason)
+    return draft_by(database, changed, actor=actor, reason=reason, check=check)
+
+
+def draft_by(
+    database: Database,
+    change: Callable[[Content], Content],
+    *,
+    actor: str,
+    reason: str,
+    check: Check = lambda _: None,
+) -> Version:
+    """Make a version that is not in force, of the one in force now without what a trial has changed.
+
+    change: makes its content of that; called again if another version was put into force meanwhile.
+    """
+
+    def store(connection: Connection, made: Made) -> Version | None:
+        if (id := versions.draft(connection, made, actor=actor)) is None:
+            return None
+        found = versions.version(connection, id)
+        check(found)
+        return found
+
+    while True:
+        parent, before = database.run(versions.present)
+        made = versions.make(change(before), parent=parent, before=before, actor=actor, reason=reason, drafted=True)
+        if (found := database.run(partial(store, made=made))) is not None:
+            return found
 
 
 def _terms(

@@ -7,7 +7,7 @@ makes a version in its own transaction.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -280,24 +280,39 @@ def note_change(
     content = read(connection, before.get("settings", {}) if settings is None else settings)
     if content == before:
         return None
-    made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
-    _put_in_force(connection, made, origin or Origin(parent))
-    return made
+    made = make(content, parent=parent, before=before, actor=actor, reason=reason)
+    id: int = connection.execute(_MAKE, made.row).scalar_one()
+    _put_in_force(connection, id, origin or Origin(parent))
+    return id
 
 
-def draft(connection: Connection, change: Callable[[Content], Content], *, actor: str, reason: str) -> int:
-    """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force.
+@dataclass(frozen=True)
+class Made:
+    """A version that is made and not stored yet. row: its columns. To make one of a large policy takes seconds, so that
+    a draft is made between transactions: the policy would be locked, and the connection idle for longer than it may."""
 
-    change: makes its content of that in force now, so that the draft has what operators have changed meanwhile, and
-    nothing of a trial that is running. Raises NotFound if none is in force yet.
+    parent: int | None
+    reason: str
+    row: Mapping[str, Any]
+
+
+def present(connection: Connection) -> tuple[int, Content]:
+    """Return the version in force, and its content with nothing of a trial that is running. Raises NotFound."""
+    found = version(connection, None)
+    assert found.content is not None
+    return found.id, trials.settled(connection, found.content)
+
+
+def draft(connection: Connection, made: Made, *, actor: str) -> int | None:
+    """Store a version that is not in force, audit it, and return its number. Who activates it puts it into force.
+
+    None = another version is in force than the one that it was made of: it has to be made again.
     """
-    parent, before = hold_content(connection)
-    if parent is None:
-        raise NotFound("policy: there is no version yet")
-    bare = trials.settled(connection, before)
-    made = _make(connection, change(bare), parent=parent, before=bare, actor=actor, reason=reason, drafted=True)
-    audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{made}", details={"reason": reason})
-    return made
+    if hold(connection) != made.parent:
+        return None
+    id: int = connection.execute(_MAKE, made.row).scalar_one()
+    audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{id}", details={"reason": made.reason})
+    return id
 
 
 def is_stale(connection: Connection, wanted: Version) -> bool:
@@ -314,16 +329,10 @@ def is_stale(connection: Connection, wanted: Version) -> bool:
     return trials.settled(connection, then) != trials.settled(connection, now)
 
 
-def _make(
-    connection: Connection,
-    content: Content,
-    *,
-    parent: int | None,
-    before: Content,
-    actor: str,
-    reason: str,
-    drafted: bool = False,
-) -> int:
+def make(
+    content: Content, *, parent: int | None, before: Content, actor: str, reason: str, drafted: bool = False
+) -> Made:
+    """Make a version with this content. before: that of its parent."""
     changes = [] if parent is None else differences(before, content)
     row = {
         "digest": sha256(canonical(content)).digest(),
@@ -336,8 +345,7 @@ def _make(
         "kept": KEPT,
         "drafted": drafted,
     }
-    made: int = connection.execute(_MAKE, row).scalar_one()
-    return made
+    return Made(parent, reason, row)
 
 
 def put_in_force(connection: Connection, wanted: Version, origin: Origin, *, actor: str, reason: str) -> int:
@@ -353,7 +361,8 @@ def put_in_force(connection: Connection, wanted: Version, origin: Origin, *, act
         if content == before and parent is not None:
             return parent
         why = f"as version {wanted.id}, except {'; '.join(origin.kept) or 'what it does not know'}"
-        put = _make(connection, content, parent=parent, before=before, actor=actor, reason=why[:500])
+        made = make(content, parent=parent, before=before, actor=actor, reason=why[:500])
+        put = connection.execute(_MAKE, made.row).scalar_one()
     _put_in_force(connection, put, origin)
     details = {"reason": reason, "kept": list(origin.kept), "wanted": wanted.id}
     audit.write(connection, "policy.activate", actor=actor, subject=f"policy:{put}", details=details)

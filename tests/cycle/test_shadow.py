@@ -12,6 +12,7 @@ from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
 from assigner.cycle.settings import AssignerSettings
 from assigner.cycle.shadow import Decider, Shadow, Tally
+from assigner.operator_resources import versions as activation
 from assigner.preemption.plan import QuotaSettings
 from assigner.process import shadows as process_shadows
 from schema.policy import versions
@@ -159,7 +160,7 @@ def test_operators_start_read_and_stop_a_shadow_of_all_processes_and_it_ends_by_
             entries = {"priority-age": {**entry, "strategy": {**entry["strategy"], **terms}}}
             return {**content, "settings": {**content["settings"], "assigners": entries}}
 
-        return pool.database.run(lambda c: versions.draft(c, changed, actor="tune", reason=""))
+        return activation.draft_by(pool.database, changed, actor="tune", reason="").id
 
     def counted(process: str) -> bool:
         found = operator.get("/v1/policies/shadow").json()["shadow"]

@@ -118,7 +118,7 @@ def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.
     def changed(content: versions.Content) -> versions.Content:
         return {**content, "settings": {"success": {"memory": 0}}, "limits": {**content["limits"], "class": {}}}
 
-    draft = pool.database.run(lambda c: versions.draft(c, changed, actor="tune", reason="better"))
+    draft = activation.draft_by(pool.database, changed, actor="tune", reason="better").id
     assert [each["drafted"] for each in operator.get("/v1/policies").json()["policies"][:2]] == [True, False]
     operator.put("/v1/limits", json={"max_concurrent": 6})
     refused = operator.post(f"/v1/policies/{draft}/activate", json={})
@@ -127,6 +127,26 @@ def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.
     done = operator.post(f"/v1/policies/{draft}/activate", json={"stale": True}).json()
     assert [each.partition(":")[0] for each in done["kept"]] == ["class nightly", "success"]
     assert limits(pool)["pool-limit"][""]["max_concurrent"] == 7
+
+
+def test_a_draft_is_made_while_the_policy_can_be_changed_and_is_of_the_newest_version(
+    operator: httpx.Client, pool: Pool
+) -> None:
+    """To make one of a large policy takes seconds, for which nobody may wait and no transaction may be idle."""
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    seen: list[Any] = []
+
+    def changed(content: versions.Content) -> versions.Content:
+        seen.append(content["limits"]["rate"]["cli"]["per_second"])
+        if len(seen) == 1:
+            assert operator.put("/v1/rates/cli", json={"per_second": 2}).status_code == 200
+        return {**content, "settings": {"success": {"memory": 5}}}
+
+    draft = activation.draft_by(pool.database, changed, actor="tune", reason="better")
+    assert (seen, draft.parent, draft.drafted, [each.what for each in draft.changes]) == (
+        [1, 2], draft.id - 1, True, ["[success]"])  # fmt: skip
+    noted = pool.rows("SELECT subject FROM audit WHERE action = 'policy.draft'")
+    assert [row.subject for row in noted] == [f"policy:{draft.id}"]
 
 
 def many(count: int) -> dict[str, dict[str, dict[str, Any]]]:
@@ -158,7 +178,7 @@ def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: 
     pool.running(instance="i0")
     before, told = limits(pool), []
     for count in (2, 60):
-        draft = pool.database.run(lambda c, n=count: activation.draft(c, {}, many(n), actor="ann", reason=""))
+        draft = activation.draft(pool.database, {}, many(count), actor="ann", reason="").id
         with plans.statements() as set_all:
             pool.database.run(lambda c, id=draft: activation.activate(c, id, actor="ann", reason=""))
         assert limits(pool) == {**before, **many(count)}
@@ -177,7 +197,7 @@ def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: 
     }  # fmt: skip
 
     wrong = {"quota": {**many(20)["quota"], "gone/i1": {"min": 1, "max": None}}, "instance": many(20)["instance"]}
-    draft = pool.database.run(lambda c: activation.draft(c, {}, wrong, actor="ann", reason=""))
+    draft = activation.draft(pool.database, {}, wrong, actor="ann", reason="").id
     done = pool.database.run(lambda c: activation.activate(c, draft, actor="ann", reason=""))
     assert done.kept == ["quota gone/i1: cohort: no cohort 'gone'"]
     assert limits(pool)["quota"] == many(20)["quota"]
@@ -353,7 +373,7 @@ def test_processes_follow_within_two_seconds_although_one_of_them_was_killed(
             assert {each["name"]: each["policy"] for each in found if each["kind"] == "assigner"}["assigner-2"] == 1
             text = operator.get("/metrics").text
             wrong: versions.Content = {"settings": {"quotas": {"preemption_delay": -1}}, "limits": {}, "declared": {}}
-            draft = pool.database.run(lambda c: versions.draft(c, lambda _: wrong, actor="tune", reason=""))
+            draft = activation.draft_by(pool.database, lambda _: wrong, actor="tune", reason="").id
             refused = operator.post(f"/v1/policies/{draft}/activate", json={})
             assert (refused.status_code, refused.json()["code"]) == (409, "policy_unusable")
     assert "leasehold_gateway_policy_version 1.0" in text

@@ -159,15 +159,9 @@ async def list_policies(
 async def draft_policy(request: Request, body: Annotated[Draft, Read], caller: Caller) -> PolicyVersion:
     """Make a version that is not in force: the one in force, with what the request says otherwise."""
     reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
-    check = usable(request)
-
-    def work(connection: Connection) -> Version:
-        made = activation.draft(connection, body.settings, body.limits, actor=caller.actor, reason=reason)
-        found = versions.version(connection, made)
-        check(found)
-        return found
-
-    return PolicyVersion.model_validate(await request.app.state.run(work))
+    state, by = request.app.state, {"actor": caller.actor, "reason": reason}
+    work = partial(activation.draft, state.database, body.settings, body.limits, check=usable(request), **by)
+    return PolicyVersion.model_validate(await state.callers.call(work))
 
 
 @router.get("/{number}", responses=problems(404), openapi_extra=OPERATORS)

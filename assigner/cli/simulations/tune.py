@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from assigner.cli.output import print_json
 from assigner.cli.simulations.simulate import Asked, Tried, read, tell_progress
+from assigner.operator_resources import versions as activation
 from assigner.process.policies import deciding, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from assigner.simulation import report
@@ -111,7 +112,7 @@ def _draft(installation: Installation, parameters: Sequence[Parameter], wish: Wi
             raise BadInput("--parameter", f"{missing} is in the policy in force no more: search again") from None
 
     with installation.database("tune", patience=COMMAND_TIMEOUT) as database:
-        return database.run(lambda connection: versions.draft(connection, tuned, actor=ACTOR, reason=reason))
+        return activation.draft_by(database, tuned, actor=ACTOR, reason=reason).id
 
 
 def _document(
