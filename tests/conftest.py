@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 
 from assigner.cli import errors
 from assigner.cli.main import cli
+from bots.agent.attempts.attempt import RunContext
 from bots.agent.launcher import Launcher
-from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace, marked_processes
 from ops.bench import pgbouncer
 from schema import gc_tuning

@@ -29,6 +29,7 @@ from leasehold.transport import Record, Transport
 from leasehold.wire import PROPERTY, check_place
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from bots.agent.attempts.attempt import RunContext
 from bots.agent.capacity import Sizing, raise_file_limit
 from bots.agent.gateway_calls import GatewayCaller
 from bots.agent.isolation import containment
@@ -36,7 +37,6 @@ from bots.agent.isolation.cgroups import Limits
 from bots.agent.isolation.containment import Containment
 from bots.agent.isolation.job_accounts import AGENT, DYNAMIC
 from bots.agent.launcher import Launcher
-from bots.agent.run import RunContext
 from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import App, ChildLimits

@@ -14,7 +14,7 @@ from leasehold.tasks.node_results import numbers_of
 from leasehold.transport import Record
 from leasehold.wire import COMMAND
 
-from bots.agent.run import AttemptRun
+from bots.agent.attempts.attempt import AttemptRun
 from bots.protocol import MAX_INPUTS, Outcome, Session
 from schema import clock
 

@@ -10,9 +10,10 @@ import structlog
 from leasehold import wire
 from pydantic_core import to_json
 
+from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext, StopReason, as_json
+from bots.agent.attempts.run import Run
 from bots.agent.inputs import InputReader, wanted
 from bots.agent.job_files import Unsent
-from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, as_json
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import TaskRun
 from bots.protocol import Outcome, Progress, Work

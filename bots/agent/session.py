@@ -13,12 +13,12 @@ from leasehold.transport import Record
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from bots.agent.attempts.attempt import RunContext, StopReason
 from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.inputs import InputReader
 from bots.agent.launcher import Launcher
 from bots.agent.leases import NO_NEW_WORK, AgentLeases, without_progress
-from bots.agent.run import RunContext, StopReason
 from bots.agent.task_launcher import TaskLauncher
 from bots.protocol import MAX_LEASES, OutputReport, Session, Sync, SyncAnswer
 from schema import clock

@@ -25,10 +25,12 @@ from leasehold import wire
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.call_messages import CallEnd
 
+from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext
+from bots.agent.attempts.endings import describe_exit
+from bots.agent.attempts.run import READY_AFTER
 from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
-from bots.agent.run import READY_AFTER, Assignment, AttemptRun, RunContext, describe_exit
 from bots.agent.warm_children import OVERDUE, PIPE_BYTES, App, OutputPipe, Queue, TaskRun, WarmChild
 from bots.protocol import Outcome
 from schema import clock

@@ -29,22 +29,12 @@ from leasehold.errors import BadInput
 from leasehold.runtime.call_messages import CallEnd, call_message, read_call, read_end, receive
 from leasehold.wire import COMMAND
 
+from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext, StopReason
+from bots.agent.attempts.endings import SUPERVISOR_KILLED, Ending, Unable, complaining, inability, invalid
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
 from bots.agent.job_files import FileNames, numbered
 from bots.agent.launcher import read_messages
-from bots.agent.run import (
-    SUPERVISOR_KILLED,
-    Assignment,
-    AttemptRun,
-    Ending,
-    RunContext,
-    StopReason,
-    Unable,
-    complaining,
-    inability,
-    invalid,
-)
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_TASK, MAX_USED, Outcome
 from schema import clock, validation

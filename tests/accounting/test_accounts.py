@@ -17,7 +17,7 @@ from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
 from bots.agent import job_files
-from bots.agent.run import RunContext
+from bots.agent.attempts.attempt import RunContext
 from bots.protocol import Outcome
 from schema.accounting import accounts, counters
 from schema.accounting.accounts import Account, PoolLimits, ReportedUsage

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from bots.agent.attempts.attempt import RunContext, StopReason, as_json
+from bots.agent.attempts.output import CHUNK_BYTES
 from bots.agent.leases import PROGRESS_BYTES, SYNC_JSON_BYTES, AgentLeases
-from bots.agent.run import CHUNK_BYTES, RunContext, StopReason, as_json
 from bots.protocol import Work
 from schema import validation
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving

@@ -15,6 +15,8 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.agent.agent import AgentSettings
+from bots.agent.attempts.attempt import Assignment, RunContext, StopReason
+from bots.agent.attempts.run import Run
 from bots.agent.guardian import process_tree
 from bots.agent.isolation import job_accounts
 from bots.agent.isolation.cgroups import Cgroups, Limits
@@ -23,7 +25,6 @@ from bots.agent.isolation.job_accounts import JobAccount, JobAccounts
 from bots.agent.isolation.privileges import Privileges
 from bots.agent.job_files import Unsent
 from bots.agent.launcher import Launcher
-from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.agent.workspace import Workspace
 from tests.support.agents import NEEDS_PROC, finish, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -465,7 +466,7 @@ sys.path.insert(0, os.getcwd())
 from bots.agent.isolation.privileges import hide_memory
 from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, find_sandbox
 from bots.agent.launcher import Launcher
-from bots.agent.run import RunContext
+from bots.agent.attempts.attempt import RunContext
 from bots.agent.workspace import Workspace
 from tests.support.agents import finish, start, text_of
 work, python = Path(sys.argv[1]), sys.argv[2]

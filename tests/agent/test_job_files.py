@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput
 
+from bots.agent.attempts.attempt import Assignment, RunContext, StopReason
+from bots.agent.attempts.run import Run
 from bots.agent.job_files import FILES, Checkpoint, ProgressFile, Unsent, read_result, read_usage
-from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.protocol import Progress
 from schema import clock
 from schema.validation import MAX_RESULT_BYTES

@@ -21,10 +21,13 @@ from leasehold.errors import NoAnswer
 from leasehold.states import EndKind, end_kind
 
 from bots.agent import agent
+from bots.agent.attempts.attempt import Assignment, RunContext, StopReason
+from bots.agent.attempts.output import CHUNK_BYTES, Output
+from bots.agent.attempts.run import Run
+from bots.agent.attempts.supervisor_reader import SupervisorReader
 from bots.agent.guardian import process_tree
 from bots.agent.inputs import InputReader
 from bots.agent.orphans import Orphans
-from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason, SupervisorReader
 from schema import clock, validation
 from schema.timing import KILL_ALLOWANCE, STUCK_AFTER
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
@@ -335,7 +338,7 @@ def test_a_stopped_command_of_which_something_does_not_die_is_over_before_the_se
 ) -> None:
     """A process that waits for a disk that does not answer does not even die by SIGKILL."""
     short = 0.3
-    monkeypatch.setattr("bots.agent.run.STUCK_AFTER", short)
+    monkeypatch.setattr("bots.agent.attempts.run.STUCK_AFTER", short)
     monkeypatch.setattr(SupervisorReader, "ask", lambda *_: None)
     find, stuck = Orphans._find, 1 << 22  # the first number that is no process id
     monkeypatch.setattr(Orphans, "_find", lambda *about: [*find(*about), stuck])
@@ -352,7 +355,7 @@ def test_a_stopped_command_of_which_something_does_not_die_is_over_before_the_se
 def test_a_command_that_stops_its_supervisor_again_and_again_has_its_timeout_all_the_same(
     place: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bots.agent.run.STUCK_AFTER", 1.0)
+    monkeypatch.setattr("bots.agent.attempts.run.STUCK_AFTER", 1.0)
     script = f'{sys.executable} -c "$RUNAWAY" 1016; trap "" TERM; while :; do kill -STOP $PPID; done'
     run = start(place, "sh", "-c", script, timeout=0.3, env={"RUNAWAY": RUNAWAY})
     outcome = finish(run)
@@ -376,11 +379,11 @@ def test_a_stopped_guardian_does_not_hold_up_timeouts_and_is_continued_for_the_n
 def test_a_guardian_that_starts_nothing_is_replaced(place: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(place, "sleep", "1018")
     eventually(lambda: run.has_started)
-    monkeypatch.setattr("bots.agent.run.READY_AFTER", 0.3)
+    monkeypatch.setattr("bots.agent.attempts.run.READY_AFTER", 0.3)
     replace = place.launcher.replace
 
     def replace_once(guardian: int | None) -> None:
-        monkeypatch.setattr("bots.agent.run.READY_AFTER", MINUTE)
+        monkeypatch.setattr("bots.agent.attempts.run.READY_AFTER", MINUTE)
         replace(guardian)
 
     monkeypatch.setattr(place.launcher, "replace", replace_once)

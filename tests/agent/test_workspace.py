@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 
 from bots.agent import agent
 from bots.agent.agent import Agent, AgentSettings
+from bots.agent.attempts.attempt import RunContext
 from bots.agent.orphans import stopped
 from bots.agent.removal import Trash
-from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace, marked_processes
 from tests.support.agents import NEEDS_PROC, finish, start
 from tests.support.patience import MINUTE, eventually

@@ -15,7 +15,8 @@ import pytest
 
 from bots import protocol
 from bots.agent.agent import Agent, AgentSettings
-from bots.agent.run import Assignment, Run, RunContext
+from bots.agent.attempts.attempt import Assignment, RunContext
+from bots.agent.attempts.run import Run
 from bots.agent.workspace import marked_processes
 from bots.protocol import OpenSession, OutputReport, Sync
 from schema import clock

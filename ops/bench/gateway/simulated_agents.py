@@ -28,8 +28,8 @@ from leasehold.errors import Conflict, LeaseholdError, NotReady
 from leasehold.transport import Record, Transport
 
 from bots.agent.agent import Agent, AgentSettings
+from bots.agent.attempts.attempt import RunContext
 from bots.agent.launcher import Launcher
-from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace
 from schema import clock
 
