@@ -95,6 +95,7 @@ def up(
             if (number := signals.wait(seconds)) is not None:
                 raise Stopped(number)
 
+        is_up = False
         try:
             if app is not None:
                 check_app(app, seen, unseen=installation.environ.keys() - seen.keys(), rest=rest)
@@ -109,6 +110,7 @@ def up(
                 farm=farm,
                 rest=rest,
             ) as pool:
+                is_up = True
                 if as_json:
                     parts = {"console": pool.console_url, "farm": pool.farm_url}
                     found = {"url": pool.url, "data": pool.data, "processes": pool.processes()}
@@ -121,8 +123,7 @@ def up(
                     if files is not None and files.run_once():
                         pool.reload_app()
         except Stopped as stopped:
-            tell("everything has stopped; no job is lost, and `leasehold up` continues with them")
-            return 130 if stopped.number is signal.SIGINT else 0
+            return _end(stopped, is_up=is_up)
 
 
 def farm_bot(name: str, *, capacity: int) -> LocalBot:
@@ -155,6 +156,16 @@ class Stopped(Exception):
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
         self.number = number
+
+
+def _end(stopped: Stopped, *, is_up: bool) -> int:
+    """Say what a signal has stopped, the pool or only its start, and return the exit code."""
+    tell(
+        "everything has stopped; no job is lost, and `leasehold up` continues with them"
+        if is_up
+        else "stopped before the pool was up; nothing runs, and `leasehold up` begins the start again"
+    )
+    return 130 if stopped.number is signal.SIGINT else 0
 
 
 def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app: str | None) -> str:

@@ -206,7 +206,8 @@ class Children:
         path = self._directory / f"{each.child.name}.log"
         with path.open("rb") as file:
             file.seek(max(each.log_start, path.stat().st_size - 4096))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            lines = [line.removeprefix("error: ") for line in file.read().decode(errors="replace").splitlines()]
+            lines = [line for line in lines if line.strip()]
         return escaped(" / ".join(lines[-3:]), 400) if lines else f"it said nothing, see {path}"
 
 

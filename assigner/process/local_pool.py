@@ -268,6 +268,16 @@ class ServerKeeper:
         self._pid = self._server.pid
         self._next = clock.monotonic() + KEEP_EVERY
 
+    @property
+    def is_ready(self) -> bool:
+        """True if the server takes connections."""
+        return self._server.is_ready
+
+    @property
+    def log(self) -> Path:
+        """The file of the server's messages."""
+        return self._server.log
+
     def run_once(self) -> None:
         """Check the server if the last check is old enough. Errors are reported and tried again."""
         if clock.monotonic() < self._next:
@@ -296,7 +306,10 @@ def check_app(
     environ: the variables that tasks see. unseen: the names of those that they do not, for the reason.
     rest: waits for some seconds meanwhile; it may raise to give up.
     """
-    check_place(place)
+    try:
+        check_place(place)
+    except BadInput as refused:
+        raise refused.renamed(lambda _: "--app") from None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         command = [sys.executable, "-m", "leasehold.runtime.task_child", place]
@@ -343,11 +356,13 @@ def local_pool(
         if keeper:
             stack.callback(keeper.close)
             _refuse_the_servers_account(installation)
-        database = stack.enter_context(installation.database("pool"))
-        require_safe_way(database)
-        _upgrade(database, steps)
-        _keep_token(database, installation.data / OPERATOR_TOKEN, kind=tokens.Kind.OPERATOR, bot=None)
-        _keep_token(database, installation.data / BOT_TOKEN, kind=tokens.Kind.BOT, bot="*")
+        try:
+            _prepare(stack.enter_context(installation.database("pool")), installation.data, steps)
+        except NotReady:
+            if keeper and not keeper.is_ready:
+                reason = f"the private PostgreSQL has ended during the start; its log is {keeper.log}"
+                raise NotReady(f"{reason}; `leasehold up` begins the start again") from None
+            raise
         pool = LocalPool(
             installation.data,
             config=installation.config,
@@ -371,6 +386,14 @@ def local_pool(
             first = "" if console is None else "the console, "
             report(f"stopping {first}the bots, the gateway and the assigners")
             pool.stop()
+
+
+def _prepare(database: Database, data: Path, steps: Callable[[str], None]) -> None:
+    """Bring the tables up to date, and leave tokens for an operator and for bots in the data directory."""
+    require_safe_way(database)
+    _upgrade(database, steps)
+    _keep_token(database, data / OPERATOR_TOKEN, kind=tokens.Kind.OPERATOR, bot=None)
+    _keep_token(database, data / BOT_TOKEN, kind=tokens.Kind.BOT, bot="*")
 
 
 def _upgrade(database: Database, steps: Callable[[str], None]) -> None:

@@ -1,5 +1,6 @@
 """The socket that a gateway listens on, and its URL."""
 
+import errno
 import os
 import socket
 import stat
@@ -27,6 +28,8 @@ def bind(settings: GatewaySettings) -> socket.socket:
         return listen(settings.host, settings.port)
     except OSError as error:
         detail = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            detail += "; another pool or gateway may run there: choose another port, 0 = any"
         raise BadInput("gateway.port", detail) from None
 
 
@@ -34,7 +37,11 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a TCP socket that listens there; 0 as port: any free one. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]
-    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    try:
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        # Python adds the address in a form of its own.
+        raise OSError(error.errno, str(error.strerror).partition(" (while")[0]) from None
     # Connections inherit this. Without it the second write of each answer waits 40 ms for a delayed ACK. asyncio sets
     # it only on sockets that were made with an explicit protocol number.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

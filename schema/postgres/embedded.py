@@ -372,7 +372,7 @@ class Cluster:
         )  # fmt: skip
         if made.returncode != 0:
             shutil.rmtree(half)
-            raise NotReady(f"the database cluster cannot be made in {self.data}: {_last_line(made.stderr)}")
+            raise NotReady(f"the database cluster cannot be made in {self.data}: {_reason(made.stderr)}")
         half.rename(self.directory)
         _sync(self.data)
 
@@ -473,7 +473,12 @@ class Cluster:
         if answer is ProbeResult.EMPTY:
             with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
                 # Nothing else is at work yet, so that the checkpoints of this way cost less than to log each page.
-                connection.execute(f'CREATE DATABASE "{NAME}" STRATEGY FILE_COPY')
+                try:
+                    connection.execute(f'CREATE DATABASE "{NAME}" STRATEGY FILE_COPY')
+                except psycopg.Error as error:
+                    raise NotReady(
+                        f"the database cannot be made in {self.data}: {str(error).splitlines()[0]}"
+                    ) from error
         return answer
 
     def _socket(self) -> Path:
@@ -538,6 +543,12 @@ def _last_words(log: str, pid: int) -> str:
     return " ".join(" ".join(line.split()) for line in (first.partition(":")[2], *more))
 
 
+def _reason(said: str) -> str:
+    """Return the first error that `initdb` told, itself or from its server; else its last line."""
+    told = re.search(r"(?:FATAL|PANIC|error): +(.+)", said)
+    return told[1] if told else _last_line(said)
+
+
 def _last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1] if lines else "no message"
@@ -554,6 +565,11 @@ class Server:
     def pid(self) -> int:
         """Process id of the server. Raises NotReady if it does not run."""
         return self._cluster.pid
+
+    @property
+    def log(self) -> Path:
+        """The file of the server's messages."""
+        return self._cluster.log
 
     @property
     def is_ready(self) -> bool:

@@ -119,6 +119,16 @@ def home(leasehold: Path) -> Iterator[Home]:
     shutil.rmtree(made.data)
 
 
+def test_a_start_that_is_interrupted_says_no_more_than_that(home: Home) -> None:
+    (home.data / "slow_app.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
+    started = home._started("--app", "slow_app:pool", program=home.program)
+    eventually(lambda: (home.data / "begun").exists())
+    started.send_signal(signal.SIGINT)
+    assert started.wait(STARTS_WITHIN) == 130
+    assert home.said() == ["stopped before the pool was up; nothing runs, and `leasehold up` begins the start again"]
+    assert not (home.data / "pg").exists()
+
+
 @pytest.mark.timeout(600)
 def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent(home: Home) -> None:
     up = home.up(program=home.program)

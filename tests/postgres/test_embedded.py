@@ -307,6 +307,22 @@ def test_root_is_told_when_the_account_cannot_enter_the_data_directory(scratch: 
 
 
 @only_root
+@pytest.mark.parametrize(("size", "what"), [("20m", "database cluster"), ("42m", "database")])
+def test_a_disk_without_room_is_told(scratch: Path, size: str, what: str) -> None:
+    """For the cluster, or only for the database in it."""
+    small = scratch / "small"
+    small.mkdir(mode=0o711)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=711", "none", small], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("nothing may be mounted here")
+    try:
+        with pytest.raises(NotReady, match=rf"^the {what} cannot be made in \S+: [^\n]+: No space left on device$"):
+            embedded.serve(small / "data", durable=False)
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+
+
+@only_root
 def test_an_account_that_cannot_run_the_server_is_refused(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, said in (("nobody-at-all", "does not exist"), ("root", "does not run as root")):
         monkeypatch.setenv(embedded.ACCOUNT_VARIABLE, name)

@@ -91,7 +91,8 @@ def test_a_port_that_is_taken_is_bad_input(tmp_path: Path, database_url: str, ti
         assert assigner.said() == f"error: --metrics-port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
         gateway = processes.start("gateway", "gateway", environment={"LEASEHOLD_GATEWAY_PORT": str(port)})
         assert gateway.popen.wait(MINUTE) == 2
-        assert "error: gateway.port: cannot listen on 127.0.0.1" in gateway.said()
+        said = "Address already in use; another pool or gateway may run there: choose another port, 0 = any\n"
+        assert gateway.said().endswith(f"error: gateway.port: cannot listen on 127.0.0.1:{port}: {said}")
 
 
 # Cohorts, queues and instances that the configuration names are so from the start of an assigner process on.
