@@ -46,7 +46,7 @@ def away(pool: Pool, name: str, seconds: float) -> None:
     )
 
 
-@pytest.mark.parametrize("assigners", [1, 4])
+@pytest.mark.parametrize("assigners", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_three_instances_that_want_everything_get_their_shares_whatever_their_jobs_cost(
     pool: Pool, assigners: int
 ) -> None:

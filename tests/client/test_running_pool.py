@@ -10,10 +10,26 @@ from leasehold.errors import LeaseholdError
 from leasehold.graphs import GraphState
 from leasehold.pool import Pool
 from leasehold.states import JobState
+from leasehold.testing import running
 
 pytest_plugins = ["leasehold.testing"]
 #: Seconds within which a job ends on a busy machine.
 ENDS = 120.0
+
+
+@pytest.fixture(scope="session")
+def forked(leasehold: Path) -> pytest.MonkeyPatch:
+    """Fork the processes of the next pool, whose imports take most of their work."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(running, "_program", lambda: leasehold)
+    return patch
+
+
+@pytest.fixture(scope="session")
+def leasehold_pool(forked: pytest.MonkeyPatch, leasehold_pool: Pool) -> Pool:
+    """The library's own fixture, as another program's tests have it."""
+    forked.undo()
+    return leasehold_pool
 
 
 def test_jobs_run_and_their_results_are_read(leasehold_pool: Pool) -> None:
@@ -43,7 +59,7 @@ def test_a_graph_runs_in_its_order(leasehold_pool: Pool) -> None:
 
 def test_the_fixture_is_there_only_where_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(leasehold_pool): assert leasehold_pool.client.bots()\n")
-    quiet = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    quiet = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tmp_path)]
     done = subprocess.run(quiet, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "fixture 'leasehold_pool' not found" in done.stdout
 

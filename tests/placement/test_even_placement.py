@@ -149,7 +149,7 @@ def test_samples_of_forty_bots_with_mixed_room_are_uniform(pool: Pool, many_kind
     pool.change("UPDATE bots SET in_use = 0")
 
 
-@pytest.mark.parametrize("free", [500, 10_000])
+@pytest.mark.parametrize("free", [pytest.param(500, marks=pytest.mark.long), 10_000])
 def test_samples_of_ten_thousand_bots_are_uniform_however_many_are_free(pool: Pool, free: int) -> None:
     pool.submit(properties={"kind": "a"})
     pool.database.run(lambda connection: filling.fill_bots(connection, {"a": 10_000}, capacity=4))
