@@ -27,6 +27,10 @@ WITH made AS (
 )
 SELECT id FROM made
 """)
+# It takes no number, so that the first report is number 1.
+_TRY = Statement("""
+INSERT INTO simulations (id, title, report) OVERRIDING SYSTEM VALUE VALUES (0, :title, '{}')
+""")
 _LIST = Statement("""
 SELECT id, made_at, title, NULL AS report FROM simulations
 WHERE CAST(:before AS integer) IS NULL OR id < :before ORDER BY id DESC LIMIT :limit
@@ -59,6 +63,13 @@ def keep(connection: Connection, *, title: str, report: Mapping[str, Any], actor
     made: int = connection.execute(_KEEP, {"title": title, "report": text, "others": KEPT - 1}).scalar_one()
     audit.write(connection, "simulation.keep", actor=actor, subject=str(made), details={"title": title})
     return made
+
+
+def try_to_keep(connection: Connection, *, title: str, actor: str) -> None:
+    """Write what `keep` writes, for a caller who undoes it, to see before a report is made whether it could be kept."""
+    require_title(title)
+    connection.execute(_TRY, {"title": title})
+    audit.write(connection, "simulation.keep", actor=actor, subject="0", details={"title": title})
 
 
 def simulations(connection: Connection, *, before: int | None = None, limit: int = KEPT) -> Sequence[Simulation]:

@@ -5,15 +5,19 @@ import re
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import psycopg
 import pytest
 from leasehold.errors import BadInput
+from sqlalchemy import make_url
 
 from assigner.simulation import history
 from schema.accounting import simulations
 from schema.policy import versions
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.urls import libpq_url
 from tests.support.pool import Pool, active, completed
 from tests.support.race import cancel
 from tests.support.servers import Console
@@ -91,6 +95,39 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
     assert pool.row("SELECT actor, action, subject FROM audit WHERE action = 'simulation.keep'") == (
         "local", "simulation.keep", "1",
     )  # fmt: skip
+
+
+SETTING = """
+DO $$ BEGIN EXECUTE format('ALTER DATABASE %I {}', current_database()); END $$"""
+
+
+def test_what_could_not_be_kept_is_told_before_anything_is_simulated(pool: Pool, console: Console) -> None:
+    kept, draft = "the report cannot be kept in the pool", "the proposal cannot be kept as a draft"
+    pool.submit()
+    bot = pool.bot()
+    pool.assigner().run_once()
+    bot.sync(*map(completed, bot.take()))
+    pool.database.run(lambda c: versions.note_change(c, actor="ann", reason=""))
+    role = f"leasehold_test_{uuid4().hex[:12]}"
+    pool.change(f"CREATE ROLE {role} LOGIN")
+    pool.change(f"GRANT USAGE ON SCHEMA leasehold TO {role}")
+    pool.change(f"GRANT SELECT ON ALL TABLES IN SCHEMA leasehold TO {role}")
+    url = make_url(pool.database.url).set(username=role).render_as_string(hide_password=False)
+    reader = {"LEASEHOLD_DATABASE_URL": url}
+    try:
+        told = console.refused("simulate", "--title", "a", code=3, environ=reader)
+        assert told == f"{kept}: permission denied for table simulations"
+        assert console.refused("tune", code=3, environ=reader).startswith(f"{draft}: permission denied for table ")
+    finally:
+        pool.change(f"DROP OWNED BY {role}")
+        pool.change(f"DROP ROLE {role}")
+    pool.change(SETTING.format("SET default_transaction_read_only = on"))
+    assert console.refused("simulate", "--title", "a", code=3) == f"{kept}: the database is read-only"
+    assert console.refused("tune", code=3) == f"{draft}: the database is read-only"
+    with psycopg.connect(libpq_url(pool.database.url), autocommit=True) as admin:
+        admin.execute("SET default_transaction_read_only = off")
+        admin.execute(SETTING.format("RESET default_transaction_read_only"))
+    assert pool.rows("SELECT FROM simulations UNION ALL SELECT FROM policies WHERE drafted") == []
 
 
 def test_the_newest_hundred_reports_are_kept_and_no_other_is(pool: Pool) -> None:

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import click
-from leasehold.errors import BadInput
+import psycopg
+from leasehold.errors import BadInput, NotReady
 from pydantic import ValidationError
 
 from assigner.cli.output import print_json
@@ -30,6 +31,7 @@ from schema.accounting.accounts import PoolLimits
 from schema.policy import versions
 from schema.policy.versions import Content
 from schema.postgres import migrate
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.readable import duration, tell
 
@@ -86,9 +88,8 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
         if not os.access(asked.html.absolute().parent, os.W_OK) or asked.html.is_dir():
             raise BadInput("--html", "cannot be written there")
     if asked.title is not None:
-        simulations.require_title(asked.title)
-        with _pool(installation):
-            pass
+        keep = partial(simulations.try_to_keep, title=asked.title, actor=ACTOR)
+        require_can_write(installation, keep, "the report cannot be kept in the pool")
     # A wrong file is told before the pool is asked.
     files = {path: _loaded(installation, path) for path in asked.policies if not _is_number(path)}
     past, tried = read(installation, asked, files)
@@ -126,6 +127,24 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
     if asked.title is not None:
         number = _keep(installation, asked.title, comparison.kept(told, result))
         tell(f"Kept as simulation {number}, for the console.")
+
+
+def require_can_write(installation: Installation, write: Callable[[Connection], object], failing: str) -> None:
+    """Write what is written at the end, and undo it. Raises NotReady if that cannot be, which otherwise is told only
+    after the simulation. failing: what cannot be then, a clause."""
+
+    def tried(connection: Connection) -> None:
+        with connection.savepoint() as point:
+            write(connection)
+            point.rollback()
+
+    with _pool(installation) as database:
+        try:
+            database.run(tried)
+        except NotReady as error:
+            raise NotReady(f"{failing}: {error}") from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise NotReady(f"{failing}: {error.diag.message_primary}") from None
 
 
 @contextmanager
