@@ -31,7 +31,7 @@ UPDATE leases l SET granted_at = now() - interval '200 s' + n.nth * interval '2 
 FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) - 1 AS nth FROM leases) n WHERE n.job_id = l.job_id;
 UPDATE bots SET opened_at = now() - interval '1 h'
 """
-#: The columns of figures of the first test.
+#: The columns of figures where policies are tried.
 REAL_AND_TRIED = ["real", "replayed", "other.toml", "version 1"]
 
 
@@ -40,12 +40,9 @@ def console(tmp_path: Path, leasehold: Path, database: Database) -> Console:
     return Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=database.url)
 
 
-def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Console, tmp_path: Path) -> None:
-    assert "--since: there was no job in that time" in console.refused("simulate", "--since", "5m")
-    assert "'x' is not a duration" in console.refused("simulate", "--since", "x")
-    assert console.refused("simulate", "--since", "91d").startswith("--since: must be from 1 min to 90 d")
-    (tmp_path / "bad.toml").write_text("[assigners")
-    assert console.refused("simulate", "--policy", "bad.toml").startswith("bad.toml:1: is not TOML")
+@pytest.fixture
+def past(pool: Pool) -> list[Any]:
+    """The jobs of a pool that has run 24 of them, one after the other, each for 2 s."""
     jobs = pool.submit(24, instance="red", label="nightly", locality_hint="here", timeout_seconds=60.0)
     bot, assigner = pool.bot(properties={"os": "linux"}), pool.assigner()
     for _ in jobs:
@@ -53,16 +50,59 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
         for work in bot.take():
             bot.sync(completed(work))
     pool.change(LONG_AGO)
-    before = pool.rows("SELECT * FROM jobs ORDER BY id")
+    return pool.rows("SELECT * FROM jobs ORDER BY id")
+
+
+def figures(rows: list[str]) -> dict[tuple[str, ...], list[str]]:
+    """Instance and figure → unit and values of a row, or values alone."""
+    return {tuple(row.split()[:2]): row.split()[2:] for row in rows}
+
+
+def test_a_past_is_replayed_as_it_was_and_its_report_is_kept(
+    pool: Pool, past: list[Any], console: Console, tmp_path: Path
+) -> None:
+    assert "'x' is not a duration" in console.refused("simulate", "--since", "x")
+    assert console.refused("simulate", "--since", "91d").startswith("--since: must be from 1 min to 90 d")
+    (tmp_path / "bad.toml").write_text("[assigners")
+    assert console.refused("simulate", "--policy", "bad.toml").startswith("bad.toml:1: is not TOML")
+    assert console.refused("simulate", "--title", " ") == "title: must be a line of 1 to 200 bytes"
+    assert console.refused("simulate", "--policy", "7") == "policy: version 7 is not kept"
+    done = console.run("simulate", "--since", "5m", "--html", "o.html", "--step", "1s", "--title", "As it was")
+    assert (done.returncode, done.stderr) == (0, "Kept as simulation 1, for the console.\n")
+    head, error, *others = done.stdout.splitlines()
+    assert head.startswith("24 jobs on 1 bot, ")
+    assert int(re.search(r"by up to (\d+)%", error)[1]) <= 5  # type: ignore[index]
+    found = figures(others)
+    real, unit, replayed, *_ = found["red", "longest"]
+    assert unit == "s"
+    assert [float(real), float(replayed)] == pytest.approx([46.0, 46.0], abs=1.0), "as fast as it was"
+    assert found["all", "starts"] == ["24"] * 2
+    assert pool.rows("SELECT * FROM jobs ORDER BY id") == past, "nothing is written in the live pool"
+    assert (tmp_path / "o.html").read_text().count("<svg") == 4, "units and waits of what was and of the replay"
+    kept = pool.database.run(lambda connection: simulations.simulation(connection, 1))
+    assert kept is not None
+    assert kept.report is not None
+    assert kept.report["head"][0] == head
+    assert pool.row("SELECT actor, action, subject FROM audit WHERE action = 'simulation.keep'") == (
+        "local", "simulation.keep", "1",
+    )  # fmt: skip
+
+
+def test_a_time_without_jobs_is_refused(console: Console) -> None:
+    assert "--since: there was no job in that time" in console.refused("simulate", "--since", "5m")
+
+
+@pytest.mark.long
+def test_a_past_is_replayed_under_policies_and_shaken_and_compared_with_what_was(
+    pool: Pool, past: list[Any], console: Console, tmp_path: Path
+) -> None:
     (tmp_path / "other.toml").write_text(
         "[[assigners]]\ninterval = 5.0\n[fetch]\nenabled = false\n[[schedules]]\n"
         "name = 'often'\ncron = '* * * * *'\njob = {command = ['true']}\n"
         "[[queues]]\nlabel = 'nightly'\nmax_queued = 1\n"
     )
-    assert console.refused("simulate", "--title", " ") == "title: must be a line of 1 to 200 bytes"
     options = ("--bots", "+1", "--shake", "1", "--html", "o.html", "--step", "1s", "--title", "A second bot, packed")
     pool.database.run(lambda c: versions.note_change(c, actor="ann", reason=""))
-    assert console.refused("simulate", "--policy", "7") == "policy: version 7 is not kept"
     done = console.run("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1", *options)
     assert (done.returncode, done.stderr) == (0, "Kept as simulation 1, for the console.\n")
     text = done.stdout
@@ -70,14 +110,12 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
     assert head.startswith("24 jobs on 1 bot, ")
     assert "1 replay with shaken arrivals" in shaken
     assert columns.split() == ["instance", "figure", "real", "replayed", "other.toml", "version", "1"]
-    assert int(re.search(r"by up to (\d+)%", error)[1]) <= 5  # type: ignore[index]
-    found = {tuple(row.split()[:2]): row.split()[2:] for row in rows}
-    real, unit, replayed, *_ = found["red", "longest"]
-    assert unit == "s"
+    found = figures(rows)
+    real, _, replayed, *_ = found["red", "longest"]
     assert found["red", "longest"][-1] != replayed, "a second bot halves the wait"
     assert [float(real), float(replayed)] == pytest.approx([46.0, 46.0], abs=1.0), "as fast as it was"
     assert found["all", "starts"] == ["24"] * 4
-    assert pool.rows("SELECT * FROM jobs ORDER BY id") == before, "nothing is written in the live pool"
+    assert pool.rows("SELECT * FROM jobs ORDER BY id") == past, "nothing is written in the live pool"
     assert max(map(len, text.splitlines())) <= 120
     page = (tmp_path / "o.html").read_text()
     assert page.count("<svg") == 8, "units and waits of what was, of the replay and of two policies"
@@ -92,9 +130,6 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
     assert {(name, *sorted(kinds)) for name, kinds in kept.report["charts"].items()} == {
         (name, "units", "waits") for name in REAL_AND_TRIED
     }
-    assert pool.row("SELECT actor, action, subject FROM audit WHERE action = 'simulation.keep'") == (
-        "local", "simulation.keep", "1",
-    )  # fmt: skip
 
 
 SETTING = """
