@@ -11,6 +11,7 @@ from schema.moves.dependencies import ANY_OPEN_GRAPH
 from schema.moves.preempt import UNUSED
 from schema.moves.waiting.priority import REPRICING, WATCHED
 from schema.moves.waiting.timeouts import ANY_CEILING, ANY_DRAINED, LATE
+from schema.policy.queue_limits import ANY_OVERFLOW
 from schema.postgres.engine import Database
 from schema.postgres.statements import Row, Statement
 from schema.sql import LIVE
@@ -45,8 +46,7 @@ NEEDS = {
     "graphs": f"coalesce({ANY_OPEN_GRAPH}, false)",
     "repricing": f"EXISTS (SELECT FROM policy_in_force WHERE {REPRICING})",
     "watched": _any("job_constraints", WATCHED, order="watch_at"),
-    "overflow": "EXISTS (SELECT FROM scheduling WHERE max_queue_size IS NOT NULL) OR "
-    + _any("jobs", "state = 'deferred'", order="queued_at"),
+    "overflow": ANY_OVERFLOW,
 }
 NEEDED = Statement("SELECT " + ", ".join(f"{condition} AS {name}" for name, condition in NEEDS.items()))
 

@@ -178,9 +178,12 @@ def _subject(instance: str | None) -> str:
 # The limit of the whole pool
 
 
-OVERFLOW_STATE = Statement("""
-SELECT s.max_queue_size, s.normal, EXISTS (SELECT FROM jobs WHERE state = 'deferred') AS deferred,
-    (SELECT last_value FROM jobs_id_seq) AS newest
+# By the order of the index that has such jobs alone: `EXISTS` drops an order, and could read the whole table.
+_ANY_DEFERRED = "(SELECT true FROM jobs WHERE state = 'deferred' ORDER BY queued_at LIMIT 1) IS NOT NULL"
+#: The condition that jobs may have to be deferred or returned.
+ANY_OVERFLOW = f"EXISTS (SELECT FROM scheduling WHERE max_queue_size IS NOT NULL) OR {_ANY_DEFERRED}"
+OVERFLOW_STATE = Statement(f"""
+SELECT s.max_queue_size, s.normal, {_ANY_DEFERRED} AS deferred, (SELECT last_value FROM jobs_id_seq) AS newest
 FROM scheduling s
 """)
 # Each part reads its own index, up to the limit.
