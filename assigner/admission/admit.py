@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from assigner.admission.gates import queue_admission
+from assigner.admission.judging import queue_admission
 from assigner.admission.state import AdmissionState
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 from schema.picking.pick import ReadyJob

@@ -9,12 +9,12 @@ from typing import Any
 import structlog
 
 from assigner import metrics
-from assigner.admission import admit, fair_share, gates, graph_share
+from assigner.admission import admit, fair_share, gates, graph_share, judging
 from assigner.admission import ordering as orders
 from assigner.admission import rules as admission_rules
 from assigner.admission.admit import Admission, AdmissionInput, Rank
 from assigner.admission.checkers import FAILURES
-from assigner.admission.gates import ReleaseTime, queue_admission
+from assigner.admission.gates import ReleaseTime
 from assigner.admission.heads import Heads
 from assigner.admission.rules import Rules
 from assigner.admission.state import POOL_JOBS, AdmissionState
@@ -216,7 +216,7 @@ class AdmissionController:
         empty = None if admitted or closed or closed_queues else "others have them"
         room = found.free_units if found.free_units < batch else None
         # After a whole batch the next cycle comes at once, and does not wait for any of them.
-        times = gates.release_times(queues, admission_state) if len(admitted) < found.free_units else ()
+        times = judging.release_times(queues, admission_state) if len(admitted) < found.free_units else ()
         returns = min(times, key=lambda each: each.due, default=None)
         return AdmissionResult(
             admitted, closed_queues, closed, empty, returns, room, admission_state, pauses, demand_due, made_from
@@ -279,7 +279,7 @@ class AdmissionController:
         reader = Heads(connection, self._ordering_policy, admission_state, free_units=free_units)
         admitted, left, refused = list[QueueHead](), list[QueueHead](), Counter[QueueId]()
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
-            startable = [min(gates.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
+            startable = [min(judging.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
             if admitted and reader.cut:  # a queue whose heads are used up would be passed over in this lot
                 left += reader.more(left, started=_by_queue(admitted), refused=refused)
             left += reader.first(lot, startable)
@@ -353,7 +353,7 @@ class AdmissionController:
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
         """Return the amounts that each job takes of counters, by its id, without resources of bots."""
         state = admitted.state
-        return {} if state is None else {head.job.id: gates.job_charges(head, state) for head in admitted.heads}
+        return {} if state is None else {head.job.id: judging.job_charges(head, state) for head in admitted.heads}
 
     def without_token(self, connection: Connection, admitted: AdmissionResult, *, wait: bool) -> set[int]:
         """Lock the rates of these jobs until the transaction ends, and return the ids of the jobs that have to wait,
@@ -362,7 +362,7 @@ class AdmissionController:
             return set()
         state, known = admitted.state, admitted.state.rates
         drawn = [
-            (head.job.id, [name for name in queue_admission(head.queue, state).charges.tokens if name in known])
+            (head.job.id, [name for name in judging.queue_admission(head.queue, state).charges.tokens if name in known])
             for head in admitted.heads
         ]
         wanted = sorted({name for _, names in drawn for name in names})
@@ -475,7 +475,7 @@ def _by_queue(heads: Sequence[QueueHead]) -> Counter[QueueId]:
 
 def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:
     """Return the queues that no gate closes as a whole."""
-    return [queue for queue in queues if queue_admission(queue, admission_state).shut is None]
+    return [queue for queue in queues if judging.queue_admission(queue, admission_state).shut is None]
 
 
 def _spaced(admitted: list[QueueHead], pauses: Mapping[str, float]) -> list[QueueHead]:

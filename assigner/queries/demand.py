@@ -22,9 +22,9 @@ from typing import NamedTuple
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
-from assigner.admission import gates
+from assigner.admission import judging
 from assigner.admission import rules as admission_rules
-from assigner.admission.gates import queue_admission
+from assigner.admission.judging import queue_admission
 from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
 from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Cooldown
@@ -222,7 +222,7 @@ def _within_limits(connection: Connection, rows: Sequence[Row], rules: Rules) ->
         jobs = min(row.ready, units // row.units) if row.undrained else 0
         if (queue := constrained.get(row.id)) is not None:
             admission = queue_admission(queue, state)
-            jobs = 0 if admission.shut is not None else min(jobs, max(0.0, gates.max_starts(queue, state) // 1))
+            jobs = 0 if admission.shut is not None else min(jobs, max(0.0, judging.max_starts(queue, state) // 1))
             admission.charge(jobs, estimate=1.0)
         left[place] = units - jobs * row.units
         found.append(WaitingQueue(row, int(jobs)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assigner.admission import admit, controller, gates, rules
+from assigner.admission import admit, controller, judging, rules
 from assigner.admission.admit import PATIENCE
 from assigner.admission.controller import AdmissionController, AdmissionMemory, AdmissionResult
 from assigner.admission.heads import Heads
@@ -327,7 +327,7 @@ def test_what_a_cycle_has_read_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         state, of = admission_state(counters={"instance:default:jobs": counters.Counter(0.0, 10.0)}), queue()
-        assert gates.first_closed_gate(head(1, 0, of=of), state) is None
+        assert judging.first_closed_gate(head(1, 0, of=of), state) is None
         alive = weakref.ref(state)
         del state
         assert alive() is None

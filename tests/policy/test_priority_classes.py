@@ -10,7 +10,7 @@ import httpx
 import pytest
 from leasehold.errors import BadInput, Forbidden
 
-from assigner.admission import gates
+from assigner.admission import judging
 from assigner.api import submission
 from assigner.operator_resources.priorities import reprice
 from assigner.queries import jobs as job_queries
@@ -288,13 +288,13 @@ def test_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     limited = queue(project="site", owner="ann")
     full = admission_state(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
     near = admission_state(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
-    closed = gates.first_closed_gate(head(1, 0, of=limited), full)
+    closed = judging.first_closed_gate(head(1, 0, of=limited), full)
     assert closed is not None
     assert closed[1] == "Project quota exceeded: 10 of 10 used, and this job is estimated at 1"
-    assert gates.closing_gate(limited, full) is not None
-    assert gates.first_closed_gate(head(1, 0, of=limited), near) is None
+    assert judging.closing_gate(limited, full) is not None
+    assert judging.first_closed_gate(head(1, 0, of=limited), near) is None
     small = head(1, 0, of=limited)
-    gates.queue_admission(limited, near).take(small)
-    again = gates.first_closed_gate(small, near)
+    judging.queue_admission(limited, near).take(small)
+    again = judging.first_closed_gate(small, near)
     assert again is not None
     assert again[1].startswith("User quota exceeded: 10 of 10 used")
