@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 import click
@@ -21,7 +22,7 @@ from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation, PoolSettings
 from schema.gc_tuning import infrequent_gc
-from schema.readable import tell
+from schema.readable import print_line, tell
 from schema.validation import FARM, OF_FARM
 
 #: Port of the console unless another is given; `leasehold console` has the same.
@@ -116,7 +117,7 @@ def up(
                     found = {"url": pool.url, "data": pool.data, "processes": pool.processes()}
                     print_json(found | {name: url for name, url in parts.items() if url is not None})
                 else:
-                    click.echo(_welcome(pool, installation, commands=bots > 0, app=app))
+                    _greet(_welcome(pool, installation, commands=bots > 0, app=app))
                 files = AppFiles(app, seen, report=tell, rest=rest) if reload and app is not None else None
                 while True:
                     rest(pool.run_once())
@@ -168,7 +169,7 @@ def _end(stopped: Stopped, *, is_up: bool) -> int:
     return 130 if stopped.number is signal.SIGINT else 0
 
 
-def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app: str | None) -> str:
+def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app: str | None) -> list[str]:
     """Say what runs and what to do next. commands: bots run commands; app: what a bot runs the tasks of."""
     lines = [f"  {name:12} process {pid}" for name, pid in pool.processes().items()]
     lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, ""]
@@ -186,9 +187,13 @@ def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app
     lines += _reach(installation.settings, commands=commands, tasks=app is not None)
     url = installation.settings.database.url.get_secret_value()
     where = "PostgreSQL with it" if url == "embedded" else "not the database"
-    return "\n".join(
-        [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
-    )
+    return [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
+
+
+def _greet(lines: Iterable[str]) -> None:
+    """Print the lines; sentences go on below on a narrow terminal, and what is to be copied stays whole."""
+    for line in lines:
+        click.echo(line) if line.startswith("  ") or not line else print_line("", line)
 
 
 def _reach(settings: PoolSettings, *, commands: bool, tasks: bool) -> list[str]:
@@ -197,7 +202,7 @@ def _reach(settings: PoolSettings, *, commands: bool, tasks: bool) -> list[str]:
     if of_jobs is not None and of_tasks is not None and of_tasks.removeprefix("tasks") == of_jobs.removeprefix("jobs"):
         of_tasks = None
     told = [each for each in (of_jobs, of_tasks) if each is not None]
-    return [line for each in told for line in (f"{each}; see `leasehold help security`", "")]
+    return [line for each in told for line in (f"{each[:1].upper()}{each[1:]}; see `leasehold help security`", "")]
 
 
 @click.command()

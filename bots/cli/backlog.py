@@ -37,15 +37,11 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     """
     with caller.client() as client:
         answers = client.cancel(chosen.jobs(client), all_submissions=all_submissions)
-    absent = [job["id"] for job in answers if job["state"] is None]
     if caller.json:
         output.print_json(answers)
     else:
-        for job in answers:
-            if job["state"] is not None:
-                click.echo(f"{job['id']} {job['state']}{'' if job['changed'] else ' (unchanged)'}")
-    if absent:
-        raise NotFound(f"id: there is no job '{absent[0]}'")
+        _print(answers, _state)
+    _refuse_absent(answers)
 
 
 @click.command()

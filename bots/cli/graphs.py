@@ -166,7 +166,8 @@ def retry(
             what = f"{'none of these nodes' if nodes else 'no node of it'} has failed"
             if state != "active":
                 raise Conflict("nothing_failed", f"graph '{done['id']}' is {state}, {what}; nothing runs again")
-            click.echo(f"{done['id']} (unchanged): {what}, and it goes on", err=wait or caller.json)
+            goes_on = f"{done['id']} (unchanged): {what}, and it goes on"
+            tell(goes_on) if wait or caller.json else output.line("", goes_on)
         if wait:
             finish(client, done["id"], None, caller=caller, timeout=None)
         elif caller.json:

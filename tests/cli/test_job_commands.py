@@ -109,6 +109,10 @@ def test_cancel_tells_what_became_of_each_and_asks_for_all_submissions_only_if_i
     assert [asked.body for asked in stands.asked] == [
         {"ids": [JOB_COMMANDING], "all_submissions": True}, {"ids": [JOB_COMMANDING, OTHER]}
     ]  # fmt: skip
+    stands.script = in_turn(Answer({"jobs": [], "next": None}))
+    call("cancel", "--all", "--task", "shop.charge")
+    assert stands.asked[-1].body["where"] == {"task": "shop.charge"}
+    assert capsys.readouterr().err == "no job that this could change passes the filter\n"
 
 
 def test_show_prints_the_beginning_of_the_result(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:

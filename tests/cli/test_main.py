@@ -1,5 +1,6 @@
 """The console script: exit codes, the one line on standard error, JSON on standard output."""
 
+import io
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn, cast
@@ -253,7 +255,22 @@ def test_up_says_once_what_commands_and_tasks_alike_can_reach(
 ) -> None:
     settings = SimpleNamespace(job_reach=commands, task_reach=tasks)
     told = up._reach(cast(PoolSettings, settings), commands=True, tasks=True)
-    assert told == [line for each in said for line in (f"{each}; see `leasehold help security`", "")]
+    assert told == [line for each in said for line in (f"{each.capitalize()}; see `leasehold help security`", "")]
+
+
+def test_the_sentences_of_up_fold_on_a_narrow_terminal_and_what_is_to_be_copied_stays_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")
+    copied = "  export LEASEHOLD_DATA=/a/long directory"
+    with redirect_stdout(Terminal()) as shown:
+        up._greet(["Jobs run as root: they can read its files", "", copied])
+    assert shown.getvalue().splitlines() == ["Jobs run as root: they can", "read its files", "", copied]
 
 
 def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) -> None:

@@ -202,7 +202,7 @@ def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_t
     (console,) = re.findall(r"Its console is at (\S+);", up.told)
     assert home.said()[-1] == f"the console answers at {console}"
     assert "submit --wait" not in up.told, "no bot would run it"
-    assert up.told.count("\ntasks run as ") == 1
+    assert up.told.count("\nTasks run as ") == 1
     assert "under an account of its own" not in up.told, "tasks share the processes of one account"
     assert "1 schedule of shop:pool applied" in home.said()
     assert "clean" in home.run("schedule", "list").stdout

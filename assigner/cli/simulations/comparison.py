@@ -11,7 +11,7 @@ from assigner.simulation.past import Past
 from assigner.simulation.records import Records
 from assigner.simulation.report import Loser, Measured, Waits
 from assigner.simulation.runs import Outcome
-from schema.readable import duration, plural, table
+from schema.readable import duration, plural, print_line, table
 
 #: The columns of what really happened and of its replay as configured; of a load that never was, as configured; and the
 #: name of the rows of the whole pool.
@@ -66,7 +66,7 @@ def told(result: Result) -> Told:
 def show(report: Told) -> None:
     """Print the whole report."""
     for line in report.head:
-        click.echo(line)
+        print_line("", line)
     table(report.columns, report.rows)
     for name, lost in report.losers.items():
         click.echo(f"\n{OF_LOSERS} {name}:")
