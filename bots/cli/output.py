@@ -569,7 +569,7 @@ def show_status(found: Record) -> None:
         are, them = ("is", "it") if found["unmatchable"] == 1 else ("are", "them")
         line("", f"{number} {are} unmatchable: no present bot could run {them} (leasehold list --unmatchable)")
     for tick in found["upkeep"]:
-        grace = ", in grace" if tick["grace"] else ""
+        grace = ", in grace: nothing expires yet" if tick["grace"] else ""
         line("upkeep    ", f"{tick['name']} {seconds(tick['age_seconds'])} ago{grace}")
     for each in found.get("paused", ()):
         where = f" of {each['instance']}" if each["instance"] and each["kind"] != "instance" else ""

@@ -121,7 +121,7 @@ class Upkeep(Table):
 
 
 def _duty(tick: Record) -> list[Cell]:
-    grace = "in grace: nothing expires" if tick["grace"] else ""
+    grace = "in grace: nothing expires yet" if tick["grace"] else ""
     return [Cell(text(tick["name"])), Cell(f"{seconds(tick['age_seconds'])} ago"), Cell(grace)]
 
 
