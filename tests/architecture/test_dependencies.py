@@ -22,6 +22,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from packaging.requirements import Requirement
 
+from tests.support.architecture.syntax import parsed, statements
+
 HOUSE = Path(__file__).parent.parent.parent
 OURS = ("schema", "assigner", "bots", "leasehold")
 FILES = sorted(file for room in OURS[:3] for file in (HOUSE / room).rglob("*.py"))
@@ -176,16 +178,16 @@ def foreign() -> tuple[tuple[str, str, str], ...]:
 def _foreign() -> Iterator[tuple[str, str, str]]:
     """File, name and package of each class that is derived from a package's class, and of each private name used."""
     for file in FILES:
-        tree, names = ast.parse(file.read_text()), dict[str, str]()
+        found, names = statements(parsed(file)), dict[str, str]()
         where = file.relative_to(HOUSE).as_posix()
-        for node in ast.walk(tree):
+        for node in found:
             if isinstance(node, ast.Import):
                 names |= {(alias.asname or alias.name): alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
                 owner = package(node.module)
                 yield from ((where, a.name, owner) for a in node.names if owner and a.name.startswith("_"))
-        for node in ast.walk(tree):
+        for node in found:
             for base in node.bases if isinstance(node, ast.ClassDef) else []:
                 plain = base.value if isinstance(base, ast.Subscript) else base
                 first, _, rest = ast.unparse(plain).partition(".")

@@ -10,6 +10,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.support.architecture.syntax import parsed, statements
+
 HOUSE = Path(__file__).parent.parent.parent
 ROOMS = ("schema", "assigner", "bots")
 CLOCK = "schema/clock.py"
@@ -36,18 +38,13 @@ def module(file: Path) -> str:
 
 
 @cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(), filename=named(file))
-
-
-@cache
 def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(tree))
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str, list[ast.alias]]]:
     """Line, module and imported names; plain `import` has no names, a relative import a leading dot."""
-    for node in nodes(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

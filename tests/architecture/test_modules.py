@@ -2,9 +2,10 @@
 
 import ast
 import re
-from functools import cache
 from importlib import import_module
 from pathlib import Path
+
+from tests.support.architecture.syntax import parsed, statements
 
 HOUSE = Path(__file__).parent.parent.parent
 ROOMS = ("schema", "assigner", "bots")
@@ -46,11 +47,6 @@ def named(file: Path) -> str:
 
 def lines(file: Path) -> int:
     return len(file.read_text().splitlines())
-
-
-@cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
 
 
 def docstring(file: Path) -> str:
@@ -95,7 +91,7 @@ def test_functions_are_short_enough_to_read_at_once() -> None:
     long = {
         f"{named(file)}: {node.name}": length(node)
         for file in MODULES
-        for node in ast.walk(parsed(file))
+        for node in statements(parsed(file))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and length(node) > MOST_FUNCTION_LINES
     }
     assert long == {}
