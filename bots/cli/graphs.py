@@ -122,7 +122,7 @@ def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
     if caller.json:
         output.print_json(found)
         return
-    counts = (Column(name.replace("_", " "), leaves=1 + _LEAVING.index(name)) for name in _COUNTS)
+    counts = (Column(_title(name), leaves=1 + _LEAVING.index(name)) for name in _COUNTS)
     columns: list[str | Column] = ["id", "state", Column("instance", leaves=len(_COUNTS) + 1)]
     # Beside the id, which stays whole, a name may be cut: that of chains is as long as an id.
     columns += [Column("name", least=20, middle=True), "nodes", *counts]
@@ -238,6 +238,11 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
         raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed")
 
 
+def _title(count: str) -> str:
+    """Return the words for a count of nodes."""
+    return "blocked for ever" if count == "blocked_forever" else count
+
+
 def _print_graph(found: Record) -> None:
     callback = found.get("callback")
     facts: list[tuple[str, Any]] = [
@@ -248,7 +253,7 @@ def _print_graph(found: Record) -> None:
         ("nodes", f"{found['nodes']:,}, with {plural(found['edges'], 'dependency')}"),
         ("callback", callback and f"if {callback}: {found['callback_outcome'] or 'waits'}"),
         ("missing", ", ".join(map(str, found["missing"][:20]))),
-        *((name.replace("_", " "), found[name] or None) for name in _COUNTS),
+        *((_title(name), readable.figure(found[name]) if found[name] else None) for name in _COUNTS),
     ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:

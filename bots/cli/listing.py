@@ -110,6 +110,8 @@ def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | 
     else:
         for value in found:
             click.echo(output.plain(value))
+        if not found:
+            tell(f"no job has such a value of {output.plain(key)}")
     if len(found) == limit:
         tell("there may be more values: give a larger --limit, or --contains")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from leasehold import wire
-from leasehold.states import JobState
+from leasehold.states import EndKind, JobState, end_kind
 
 from schema import readable
 from schema.readable import Column, plural, table
@@ -215,7 +215,11 @@ def ending(job: Record) -> str:
     if reason and reason.startswith(_TELL_THE_CODE):
         parts.append(plain(reason))
         reason = None
-    elif job["state"] == JobState.FAILED and result.get("exit_code") is not None:
+    elif (
+        job["state"] == JobState.FAILED
+        and result.get("exit_code") is not None
+        and end_kind(job["state"], reason) is not EndKind.TIMEOUT  # whose signal says no more
+    ):
         parts.append(_exit(result["exit_code"]))
     if reason:
         parts.append(f"({plain(reason)})")

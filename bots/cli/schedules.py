@@ -267,8 +267,8 @@ def _fact(field: str, value: Any) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
-        case float():
-            return f"{value:g}"
+        case int() | float():
+            return readable.figure(value)
         case str() if field.endswith(("_at", "_tick")):
             return output.moment(value)
         case list() if field == "command":

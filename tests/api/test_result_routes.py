@@ -33,7 +33,7 @@ def test_a_result_is_returned_as_the_command_wrote_it(operator: httpx.Client, se
     before = operator.get(f"/v1/jobs/{job}")
     assert before.json()["has_result"] is False
     refused = operator.get(f"/v1/jobs/{job}/result")
-    said = f"id: job '{job}' is queued and has no result: it is not final"
+    said = f"id: job '{job}' has no result: it is queued and has not ended"
     assert (refused.status_code, refused.json()["detail"]) == (404, said)
     fence = ended(served, Bot(served), job, result='{"n": 12345678901234567890, "x": 1.0, "é": [1e2]}')
     assert operator.get(f"/v1/jobs/{job}").json()["has_result"] is True
@@ -66,7 +66,7 @@ def test_the_results_of_many_jobs_come_in_one_answer(operator: httpx.Client, ser
     shown = operator.get(f"/v1/jobs/{third}").json()
     assert (shown["has_result"], shown["result"]["reason"]) == (False, "no result is stored, because it is not JSON")
     refused = operator.get(f"/v1/jobs/{third}/result")
-    said = f"id: job '{third}' is succeeded and has no result: none is stored"
+    said = f"id: job '{third}' has no result: it is succeeded and left none"
     assert (refused.status_code, refused.json()["detail"]) == (404, said)
     refused = operator.post("/v1/results", json={"ids": [first, ABSENT]})
     assert (refused.status_code, refused.json()["detail"]) == (404, f"id: there is no job '{ABSENT}'")

@@ -143,8 +143,8 @@ def test_result_prints_the_result_and_nothing_else(stands: Gateway, capsys: pyte
     stands.script = in_turn(Answer({"result": {"a": [1, "é\x1b"]}, "fence": 1}))
     call("result", JOB_COMMANDING)
     assert capsys.readouterr().out == '{"a":[1,"é\\u001b"]}\n'
-    stands.script = in_turn(problem(404, f"id: job '{JOB_COMMANDING}' is queued and has no result: it is not final"))
-    with pytest.raises(NotFound, match="it is not final"):
+    stands.script = in_turn(problem(404, f"id: job '{JOB_COMMANDING}' has no result: it is queued and has not ended"))
+    with pytest.raises(NotFound, match="has not ended"):
         call("result", JOB_COMMANDING)
 
 
