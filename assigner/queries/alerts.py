@@ -170,13 +170,20 @@ def _backlog_grows(reading: Reading, limit: float) -> Found:
 
 def _unmatchable(reading: Reading, limit: float) -> Found:
     if reading.backlog.unmatchable > limit:
-        yield "", f"{reading.backlog.unmatchable:,} queued jobs require what no present bot offers."
+        number = reading.backlog.unmatchable
+        yield (
+            "",
+            f"{plural(number, 'queued job')} {'requires' if number == 1 else 'require'} what no present bot offers.",
+        )
 
 
 def _parked(reading: Reading, limit: float) -> Found:
     parked = reading.backlog.jobs[JobState.PARKED]
     if parked > limit:
-        yield "", f"{parked:,} jobs are held aside until an operator releases them."
+        yield (
+            "",
+            f"{plural(parked, 'job')} {'is' if parked == 1 else 'are'} held aside until an operator releases them.",
+        )
 
 
 def _minimum_lacks_bots(reading: Reading, limit: float) -> Found:
@@ -196,7 +203,7 @@ def _minimum_unmet(reading: Reading, limit: float) -> Found:
 def _at_maximum(reading: Reading, limit: float) -> Found:
     for use in reading.quotas:
         if use.effective_max is not None and use.usage >= use.effective_max and use.usage > limit:
-            told = f"{use.instance} has used all of its maximum in cohort {use.cohort}: {use.usage:,} units."
+            told = f"{use.instance} has used all of its maximum in cohort {use.cohort}: {plural(use.usage, 'unit')}."
             yield f"{use.cohort}/{use.instance}", told
 
 
@@ -239,7 +246,8 @@ def _configuration(reading: Reading, limit: float) -> Found:
 
 def _blocked_forever(reading: Reading, limit: float) -> Found:
     if reading.blocked_forever > limit:
-        yield "", f"{reading.blocked_forever:,} nodes of graphs wait for what can never come."
+        number = reading.blocked_forever
+        yield "", f"{plural(number, 'node')} of graphs {'waits' if number == 1 else 'wait'} for what can never come."
 
 
 def _upkeep_stands(reading: Reading, limit: float) -> Found:
@@ -250,7 +258,7 @@ def _upkeep_stands(reading: Reading, limit: float) -> Found:
 
 def _schedules(reading: Reading, limit: float) -> Found:
     if reading.schedules_failing > limit:
-        yield "", f"The jobs of {reading.schedules_failing:,} schedules are refused again and again."
+        yield "", f"The jobs of {plural(reading.schedules_failing, 'schedule')} are refused again and again."
 
 
 def _notifications(reading: Reading, limit: float) -> Found:
@@ -260,7 +268,9 @@ def _notifications(reading: Reading, limit: float) -> Found:
 
 def _held_up(reading: Reading, limit: float) -> Found:
     if reading.schedules_held_up > limit:
-        yield "", f"{reading.schedules_held_up:,} schedules leave out ticks because their previous job has not started."
+        number = reading.schedules_held_up
+        leaves = "leaves" if number == 1 else "leave"
+        yield "", f"{plural(number, 'schedule')} {leaves} out ticks because a previous job has not started."
 
 
 def _bots(number: int) -> str:
