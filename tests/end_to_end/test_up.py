@@ -190,7 +190,7 @@ def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_t
     (home.data / "shop.py").write_text(APP)
     for wrong, said in (
         (("--app", "shop:pul"), "error: --app: 'shop:pul' cannot be used: "),
-        (("--app", "shop"), "error: app: "),
+        (("--app", "shop"), "error: --app: "),
         (("--concurrency", "2"), "error: --concurrency: means nothing without --app"),
         (("--reload",), "error: --reload: means nothing without --app"),
     ):
