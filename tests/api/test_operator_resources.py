@@ -176,7 +176,7 @@ def missing(each: Resource[Any], routes: dict[str, set[str]], commands: click.Gr
 
 
 def test_every_resource_has_its_routes_its_commands_its_document_and_its_test(served: Served) -> None:
-    paths = served.client().get("/openapi.json").json()["paths"]
+    paths = served.described()["paths"]
     routes = {path: set(ways) for path, ways in paths.items()}
     for each in RESOURCES:
         commands: click.Command | None = cli
@@ -190,7 +190,7 @@ def test_every_resource_has_its_routes_its_commands_its_document_and_its_test(se
 
 
 def test_whatever_has_a_unit_says_so_in_the_description_of_the_routes(served: Served) -> None:
-    schemas = served.client().get("/openapi.json").json()["components"]["schemas"]
+    schemas = served.described()["components"]["schemas"]
     for each in RESOURCES:
         for model in {each.row.__name__, each.set.model.__name__}:
             for name, field in schemas[model]["properties"].items():

@@ -286,6 +286,9 @@ def opened(url: str, *, role: str = "test", direct: str | None = None) -> Databa
 # A real gateway on a real port, in a thread of the test's process
 
 
+_described: list[Any] = []
+
+
 @dataclass(frozen=True)
 class Served:
     """A running gateway."""
@@ -301,6 +304,12 @@ class Served:
 
     def token(self, kind: str, **scope: Any) -> str:
         return self.database.run(lambda connection: tokens.create(connection, kind, **scope))
+
+    def described(self) -> Any:
+        """The OpenAPI document. A gateway takes a second to make it, and those of all tests have the same."""
+        if not _described:
+            _described.append(self.client().get("/openapi.json").json())
+        return _described[0]
 
     def waits(self, topic: str) -> float:
         """Number of calls that wait for news of `topic`."""
