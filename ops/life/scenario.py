@@ -257,30 +257,35 @@ class Life:
             for each in 5 * ({"resource_class": "api"}, {"locks": [f"press:{SLOTS}"]})
         ]
         hasty = JobRequest(command=["run", "5"], instance=tenant, priority=9, queue_timeout_seconds=60).normal()
-        made = self._do(lambda c: submit(c, [*long, hasty, *limited], actor=ACTOR))[len(long) + 1 :]
-        for each, kind in zip(made, 5 * ("api", "lock"), strict=True):
+        jobs = [*long, hasty, *limited]
+        made = self._do(lambda c: submit(c, jobs, actor=ACTOR))
+        others = [each.public_id for each, job in zip(made, jobs, strict=True) if job["instance"] != "green"]
+        for each, kind in zip(made[len(long) + 1 :], 5 * ("api", "lock"), strict=True):
             self.told[each.public_id] = Told(api=kind == "api", lock=tenant if kind == "lock" else "")
         self.pool.at(self.now + 120.0, self._judge_idle)
-        self.pool.at(self.now + 300.0, self._short)
+        self.pool.at(self.now + 300.0, partial(self._short, others))
 
-    def _short(self) -> None:
+    def _short(self, others: list[str]) -> None:
         """Two jobs of `red`, or none: the second wakes the assigners when the first has waited long enough to evict for
-        it, and by chance both are withdrawn before their victim has gone."""
+        it, and by chance both are withdrawn before their victim has gone, or later all that `others` than `green` have:
+        then nobody wants what the eviction has taken off its maximum."""
         ids: list[str] = []
         job = JobRequest(command=["run", "60"], instance="red").normal()
 
         def come() -> None:
             ids.extend(each.public_id for each in self._do(lambda c: submit(c, [job], actor=ACTOR)))
 
-        def go() -> None:
+        def go(ids: list[str]) -> None:
             self._do(lambda c: cancel(c, ids, instances=None, sync=SETTINGS.timing.sync, actor=ACTOR))
 
         come()
         evicted_at = self.now + SETTINGS.quotas.preemption_delay + 1.0
         self.pool.at(evicted_at, come)
         if self.chance.random() < 0.5:
-            self.pool.at(evicted_at + 1.0, go)
-            self.pool.at(evicted_at + 120.0, self._judge_idle)
+            self.pool.at(evicted_at + 1.0, partial(go, ids))
+        else:
+            self.pool.at(evicted_at + 90.0, partial(go, others))
+        self.pool.at(evicted_at + 120.0, self._judge_idle)
 
     def _graph(self) -> None:
         chance = self.chance
@@ -377,9 +382,9 @@ class Life:
         self.pool.at(self.now + START_WITHIN + 1.0, self._judge_idle)
         for name in self.bots.bots:
             self._return(name)
-            self._do(lambda c, name=name: drain(c, name, draining=False, actor=ACTOR, reason="", deadline=None))
+            self._do(lambda c, name=name: drain(c, name, draining=False, actor=ACTOR, reason="", deadline=None))  # type: ignore[misc]
         for tenant in TENANTS:
-            self._do(lambda c, tenant=tenant: _resume(c, tenant))
+            self._do(lambda c, tenant=tenant: _resume(c, tenant))  # type: ignore[misc]
         held = self._do(
             lambda c: [row.id for row in c.execute_sql("SELECT public_id AS id FROM jobs WHERE state = 'parked'")]
         )
@@ -428,7 +433,7 @@ class Life:
             if finding.rows:
                 self._find(f"{finding.id} {finding.title}: {finding.sample}")
         self._judge_idle()
-        for row in (*self._do(_overfull), *self._do(_kept_too_long), *self._do(_lowered), *self._do(_unlogged)):
+        for row in (*self._do(_overfull), *self._do(_kept_too_long), *self._do(_unlogged)):
             self._find(row)
 
     def _holders(self, tenant: str) -> int:
@@ -445,7 +450,9 @@ class Life:
 
     def _judge_idle(self) -> None:
         """No job has waited for longer than the bound while a bot that could take it is free, or beyond its own time;
-        no bot keeps room for an instance beyond the time of it."""
+        no bot keeps room for an instance beyond the time of it; maximums are lowered by evictions as they should."""
+        for wrong in self._do(_lowered):
+            self._find(wrong)
         for row in self._do(_startable):
             self._find(f"job {row.id} waits, but a bot that could take it is free")
         for row in self._do(_overdue):
@@ -539,15 +546,21 @@ def _granted(connection: Connection, work: Work) -> float:
 
 
 def _startable(connection: Connection) -> list[Row]:
-    """Jobs that wait although a bot has room, and so has their tenant, from which nothing was taken lately."""
+    """Jobs that wait although a bot has room, and so has their tenant: nothing was taken from it lately, or nobody else
+    has a job that waits, or had one in the time within which jobs start."""
     lately = f"e.at > now() - interval '{quotas.EVICTION_COOLDOWN.seconds + START_WITHIN} s'"
+    others = (
+        "EXISTS (SELECT FROM jobs o WHERE o.instance <> i.id AND (o.state = 'queued' AND o.schedule_after IS NULL"
+        f" OR EXISTS (SELECT FROM job_events t WHERE t.job_id = o.id AND t.at > now() - interval '{START_WITHIN} s')))"
+    )
     return connection.execute_sql(
         "SELECT DISTINCT j.public_id AS id FROM jobs j JOIN instances i ON i.id = j.instance AND NOT i.draining"
         " JOIN kind_platforms k ON k.platform = j.platform JOIN bots b ON b.kind = k.kind AND b.free"
         f" AND b.opened_at < now() - interval '{START_WITHIN} s' AND b.capacity - b.in_use - b.kept_units >= j.units"
         " WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT j.constrained"
         f" AND j.queued_at < now() - interval '{START_WITHIN} s'"
-        f" AND (i.name <> 'green' OR NOT EXISTS (SELECT FROM evictions e WHERE e.instance = i.id AND {lately})"
+        " AND (i.name <> 'green'"
+        f" OR NOT EXISTS (SELECT FROM evictions e WHERE e.instance = i.id AND {lately} AND {others})"
         "   AND j.units <= (SELECT greatest(0, "
         f"{GREEN_MOST} - coalesce(sum(l.units), 0)) FROM live l WHERE l.instance = i.id))"
     ).all()
@@ -583,16 +596,25 @@ def _overfull(connection: Connection) -> list[str]:
 
 
 def _lowered(connection: Connection) -> list[str]:
-    """Maximums that are not what is left of them by the evictions within the cooldown, if these count at all."""
-    lost = {row.name: row.taken for row in connection.execute_sql(
-        "SELECT i.name, count(*) AS taken FROM evictions e JOIN instances i ON i.id = e.instance"
-        f" WHERE e.at > now() - interval '{quotas.EVICTION_COOLDOWN.seconds} s' GROUP BY i.name")}  # fmt: skip
-    return [
-        f"{each.instance} has a maximum of {each.effective_max} after {lost.get(each.instance, 0)} evictions"
-        for each in quotas.quotas(connection, cooldown=replace(quotas.EVICTION_COOLDOWN, literal=True))
-        if each.max_quota is not None
-        and each.effective_max != max(each.min_quota, each.max_quota - lost.get(each.instance, 0))
-    ]
+    """Maximums that are not what is left of them by the evictions within the cooldown: in the mode `literal` always,
+    in the mode `contended` while another tenant wants what they leave."""
+    lost = "(SELECT count(*) FROM evictions e WHERE e.instance = i.id AND e.at > now() - interval '{} s')"
+    lost = lost.format(quotas.EVICTION_COOLDOWN.seconds)
+    taken = {row.name: row.taken for row in connection.execute_sql(f"SELECT i.name, {lost} AS taken FROM instances i")}
+    wanting = {row.name for row in connection.execute_sql(
+        "SELECT DISTINCT i.name FROM jobs j JOIN queues k ON k.id = j.queue"
+        " JOIN instances i ON i.id = j.instance AND NOT i.draining LEFT JOIN quotas q ON q.instance = i.id"
+        " WHERE j.state = 'queued' AND j.schedule_after IS NULL AND coalesce(k.schedule_after <= now(), true)"
+        f" AND (q.max_quota IS NULL OR q.usage + j.units <= greatest(q.min_quota, q.max_quota - {lost}))")}  # fmt: skip
+    found = []
+    for is_literal in (True, False):
+        for each in quotas.quotas(connection, cooldown=replace(quotas.EVICTION_COOLDOWN, literal=is_literal)):
+            counted = taken[each.instance] if is_literal or wanting - {each.instance} else 0
+            wanted = each.max_quota and max(each.min_quota, each.max_quota - counted)
+            if each.effective_max != wanted:
+                mode = "literal" if is_literal else "contended"
+                found.append(f"{each.instance} has a maximum of {each.effective_max} instead of {wanted} ({mode})")
+    return found
 
 
 def _unlogged(connection: Connection) -> list[str]:
