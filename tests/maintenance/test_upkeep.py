@@ -17,6 +17,7 @@ from assigner.maintenance import upkeep as upkeep_maintenance
 from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Duty
 from bots.protocol import OpenSession
 from bots.sync import sessions
+from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
 from schema.postgres.notify import Wakeups
 from schema.requests import JobRequest
@@ -326,12 +327,17 @@ def test_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_class(poo
         levels.append(pool.row("SELECT level_of(rank) AS level FROM jobs").level)
     assert levels == ["normal", "normal", "high", "critical", "critical"], "however late the first look comes"
     assert (pool.job(job).priority, pool.job(job).rank) == (90, -1000)
-    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None, "it is not looked at any more"
+    later = "SELECT watch_at > now() + interval '9 min' AS later FROM job_constraints"
+    assert pool.row(later).later, "nothing can happen to it for now"
     assert pool.row("SELECT terms FROM constraint_sets").terms == {"job_class": "background"}
     assert pool.history(job) == ["submit", "promote", "promote", "promote"]
     told = pool.rows("SELECT details FROM job_events WHERE move = 'promote' ORDER BY id")
     steps = [("low", "normal"), ("normal", "high"), ("high", "critical")]
     assert [(row.details["from"], row.details["to"]) for row in told] == steps
+    pool.database.run(lambda c: set_priority(c, [job], 95, instances=None, reason=None, actor="test"))
+    older(pool, HOUR)
+    pool.upkeep().run_once()
+    assert pool.history(job)[-2:] == ["prioritise", "promote"], "an operator has put it at the end again"
 
 
 def test_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
@@ -342,7 +348,15 @@ def test_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
     older(pool, 1000 * HOUR)
     pool.upkeep().run_once()
     assert pool.history(job) == ["submit"]
-    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None
+    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h'")
+    pool.database.run(
+        lambda c: priority_classes.put_policy(c, priority_classes.Policy(starvation_seconds=60), actor="test")
+    )
+    pool.upkeep().run_once()
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    older(pool, HOUR)
+    pool.upkeep().run_once()
+    assert pool.history(job) == ["submit", "promote"], "it was switched on while the job rested"
 
 
 def test_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: Pool) -> None:

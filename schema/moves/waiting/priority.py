@@ -255,7 +255,8 @@ def reprice(connection: Connection, *, limit: int, actor: str, wait: bool = Fals
 SLACK = 0.2
 #: The condition that a job is to be looked at.
 WATCHED = "watch_at IS NOT NULL AND watch_at <= now()"
-#: Seconds after which a job that neither waits nor is over is looked at again.
+#: Seconds after which a job is looked at again that does not wait, or to which nothing can happen as it is: its
+#: priority or the policy may have been changed meanwhile.
 LATER = 600
 
 # A job is expected to run as long as it was said to, else as nine of ten of its class did. `latest` is when it has to
@@ -294,8 +295,8 @@ WITH held AS MATERIALIZED (
     UPDATE job_constraints t SET promoted_at = CASE WHEN r.promoted THEN now() ELSE t.promoted_at END,
         at_risk = t.at_risk OR r.endangered IS TRUE,
         watch_at = CASE WHEN r.finished_at IS NOT NULL THEN NULL
-            WHEN NOT r.waits THEN now() + make_interval(secs => {LATER})
-            WHEN next.at IS NOT NULL THEN greatest(now() + interval '1 s', next.at) END
+            WHEN NOT r.waits OR next.at IS NULL THEN now() + make_interval(secs => {LATER})
+            ELSE greatest(now() + interval '1 s', next.at) END
     FROM ranked r CROSS JOIN LATERAL (
         SELECT least(
             CASE WHEN r.becomes >= -1000 THEN r.deadline - r.expected / {1 - SLACK} END,
