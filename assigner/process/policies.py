@@ -5,7 +5,7 @@ once. After that the version in force decides, whatever the file says, so that a
 `[[assigners]]` entries a process runs, and with how many threads, only its file says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -146,21 +146,25 @@ def put_file(connection: Connection, settings: PoolSettings, *, process: str, be
 def declare(connection: Connection, settings: PoolSettings, *, reason: str = REASON) -> None:
     """Write what the file says of the policy, and make a version if anything differs.
 
-    An instance that cannot change its pool now, and a quota in a cohort that is not there, are logged; then the file
-    counts as changed at the next start or reload.
+    An instance that cannot change its pool now is logged; then the file counts as changed at the next start or reload.
     """
     _, content = versions.hold_content(connection)
     cohorts.declare(connection, settings.cohorts, actor=ACTOR)
     now = versions.read(connection, {})["limits"]
+    limited = _quotas(settings, {cohorts.DEFAULT, *now["cohort"]})
+    wanted: Limits = {**declared_limits(settings), "quota": {name: each.terms for name, each in limited.items()}}
     lock_order.take(connection, now, {
         resource: {**now[resource], **{name: {**now[resource].get(name, {}), **terms} for name, terms in items.items()}}
-        for resource, items in declared_limits(settings).items()
+        for resource, items in wanted.items()
     })  # fmt: skip
     queue_limits.declare(connection, settings.queues, actor=ACTOR)
     success.declare(connection, settings.success, actor=ACTOR)
     rates.declare(connection, settings.rates, actor=ACTOR)
     time_windows.declare(connection, settings.windows, actor=ACTOR)
-    is_whole = _declare_instances(connection, settings) & _declare_quotas(connection, settings, now)
+    is_whole = _declare_instances(connection, settings)
+    declarations.replace(connection, "quota", limited)
+    if unlike := [each for name, each in limited.items() if now["quota"].get(name) != each.terms]:
+        quotas.change_quotas(connection, unlike, actor=ACTOR, reason=REASON)
     before = content.get("settings", {})
     told = deciding(settings)
     # Entries of other hosts stay. Of a section that both have, the file that changed last decides.
@@ -186,22 +190,17 @@ def _declare_instances(connection: Connection, settings: PoolSettings) -> bool:
     return is_whole
 
 
-def _declare_quotas(connection: Connection, settings: PoolSettings, now: Limits) -> bool:
-    """Write quotas; return whether all could be. One in a cohort that is not there is logged."""
-    wanted = [
-        QuotaChange(cohort, each.name, terms.model_dump())
-        for each in settings.instances
-        for cohort, terms in each.quotas.items()
-    ]
-    declarations.replace(connection, "quota", (each.name for each in wanted))
-    unlike = [each for each in wanted if now["quota"].get(each.name) != each.terms]
-    known = {cohorts.DEFAULT, *now["cohort"]}
-    for each in unlike:
-        if each.cohort not in known:
-            log.error("a quota is of a cohort that is not there", cohort=each.cohort, instance=each.instance)
-    if there := [each for each in unlike if each.cohort in known]:
-        quotas.change_quotas(connection, there, actor=ACTOR, reason=REASON)
-    return len(there) == len(unlike)
+def _quotas(settings: PoolSettings, known: Collection[str]) -> dict[str, QuotaChange]:
+    """Return the quotas that the file declares, by name. One in a cohort that is not `known` is logged and left out."""
+    found = {}
+    for each in settings.instances:
+        for cohort, terms in each.quotas.items():
+            if cohort in known:
+                change = QuotaChange(cohort, each.name, terms.model_dump())
+                found[change.name] = change
+            else:
+                log.error("a quota is left out, because there is no such cohort", cohort=cohort, instance=each.name)
+    return found
 
 
 def _put_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> bool:

@@ -178,7 +178,9 @@ def test_a_quota_in_a_cohort_that_is_not_there_is_logged_and_keeps_no_other_from
         assert declared_rows(pool)["quotas"] == [("default", "team-b", 0, 2)]
         (said,) = [line for line in logs if line["log_level"] == "error"]
         assert (said["cohort"], said["instance"]) == ("tpus", "team-b")
+        assert pool.rows("SELECT FROM policy_files"), "the file counts as done, so that a rollback outlasts restarts"
         pool.database.run(lambda c: put_cohort(c, "tpus", labels=["tpu"], actor="test"))
+        file.write_text(file.read_text().replace("max = 2", "max = 3"))
         running_process.reload()
         eventually(lambda: ("tpus", "team-b", 1, 4) in declared_rows(pool)["quotas"])
 
