@@ -14,9 +14,7 @@ from schema.readable import duration, plural
 class Preemption(BaseModel):
     """What is asked to stop for a job once it has waited for `preemption_delay`, or why nothing is."""
 
-    jobs: list[str] = Field(description="ids of the jobs; empty for a submitter")
-    number: int = Field(description="how many jobs; 0 = nothing is stopped for it, as the sentence tells")
-    units: int = Field(description="units that they would free (units)")
+    jobs: list[str] = Field(description="ids of the jobs; empty for a submitter, who sees nothing of other tenants")
     sentence: str
 
 
@@ -34,21 +32,19 @@ def explain_minimum(
     below = f"instance '{escaped(job.instance_name, 63)}' is below its minimum of {job.min_quota} with "
     below += plural(job.usage, "unit")
     if found.eviction is None:
-        why = _why_not(found, settings)
-        return Preemption(jobs=[], number=0, units=0, sentence=f"nothing is stopped for it although {below}: {why}")
-    victims = found.eviction.victims
-    number, units = len(victims), sum(each.units for each in victims)
-    where = f" on bot '{found.eviction.bot.name}'" if everything else ""
-    return Preemption(
-        jobs=[each.public_id for each in victims] if everything else [],
-        number=number,
-        units=units,
-        sentence=f"{plural(number, 'job')} of {plural(units, 'unit')} would be asked to stop{where}, by the rule "
-        f"{found.eviction.rule}, once it has waited {duration(settings.preemption_delay)}: {below}",
-    )
+        why = _why_not(found, settings, everything=everything)
+        return Preemption(jobs=[], sentence=f"nothing is stopped for it although {below}: {why}")
+    eviction, victims = found.eviction, found.eviction.victims if everything else ()
+    told = "room would be made for it"
+    if everything:
+        of = plural(sum(each.units for each in victims), "unit")
+        told = f"{plural(len(victims), 'job')} of {of} would be asked to stop on bot '{eviction.bot.name}'"
+    delay = duration(settings.preemption_delay)
+    sentence = f"{told}, by the rule {eviction.rule}, once it has waited {delay}: {below}"
+    return Preemption(jobs=[each.public_id for each in victims], sentence=sentence)
 
 
-def _why_not(found: Foreseen, settings: QuotaSettings) -> str:
+def _why_not(found: Foreseen, settings: QuotaSettings, *, everything: bool) -> str:
     job = found.job
     if not settings.preemption:
         return "preemption is off"
@@ -56,8 +52,10 @@ def _why_not(found: Foreseen, settings: QuotaSettings) -> str:
         return f"it takes {plural(job.units, 'unit')}, more than the {job.short} that are missing of the minimum"
     if any(bot.free_units >= job.units for bot in found.bots):
         return "a bot will have room for it"
-    held = [(each, bot) for bot in found.bots for each in bot.occupants]
-    counted = Counter(protection(job, each, settings, now=found.now, spare=each.spare) for each, _ in held)
+    if not everything:
+        return "the rules protect the jobs that run"
+    held = (each for bot in found.bots for each in bot.occupants)
+    counted = Counter(protection(job, each, settings, now=found.now, spare=each.spare) for each in held)
     free = counted.pop(None, 0)
     told = [_protected(why, number, settings) for why, number in counted.most_common() if why is not None]
     if free:
