@@ -390,7 +390,7 @@ _OF_QUOTAS: tuple[tuple[str, str, Callable[[QuotaUse], int | None]], ...] = (
     ),
     (
         "unmet_units",
-        "Units that the instance lacks of its minimum while the first job of a queue of it has waited for a minute.",
+        "Units that the instance lacks of its minimum while a job of it that needs only room has waited for a minute.",
         lambda use: use.unmet,
     ),
     (

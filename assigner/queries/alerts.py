@@ -351,8 +351,9 @@ RULES: Sequence[Rule] = (
         "LeaseholdMinimumIsNotMet",
         "warning",
         0,
-        "leasehold explain JOB, of a job of the instance that waits, tells what protects the running jobs. Give less "
-        "urgent work a larger priority, or let the cohort reclaim minimums from any job (leasehold cohort set).",
+        "leasehold explain JOB, of a job of the instance that waits, tells why, and what protects the jobs that run. "
+        "Give less urgent work a larger priority, or let the cohort reclaim minimums from any job (leasehold cohort "
+        "set).",
         _minimum_unmet,
     ),
     Rule(

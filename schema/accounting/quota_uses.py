@@ -7,10 +7,14 @@ from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import ready_in
 
-#: Of pair `q` of instance `i`. A minimum that is not met for less than a minute is being seen to.
+# Of pair `q` of instance `i`. A minimum that is not met for less than a minute is being seen to. Jobs that ask for more
+# than a place may wait for that, and a queue that rests waits for other bots.
 _UNMET = f"""CASE WHEN q.usage < q.min_quota AND NOT i.draining AND EXISTS (
-            SELECT FROM (SELECT id, constraint_set FROM queues
-                         WHERE cohort = q.cohort AND instance = q.instance OFFSET 0) k
+            SELECT FROM (SELECT k.id, k.constraint_set
+                         FROM queues k LEFT JOIN constraint_sets s ON s.id = k.constraint_set
+                         WHERE k.cohort = q.cohort AND k.instance = q.instance AND k.units <= q.min_quota - q.usage
+                             AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+                             AND (k.constraint_set IS NULL OR s.terms = '{{}}') OFFSET 0) k
             CROSS JOIN LATERAL (
                 SELECT queued_at FROM jobs WHERE {ready_in("k")} ORDER BY queue, rank, queued_at, id LIMIT 1) first
             WHERE first.queued_at <= now() - interval '1 minute')
@@ -51,7 +55,7 @@ WITH shown AS MATERIALIZED (
 )
 SELECT t.pairs, q.cohort_name AS cohort, q.instance_name AS instance, q.min_quota, q.max_quota, q.usage,
     {LIMIT} AS effective_max, q.free, q.above - greatest(0, q.usage - q.min_quota) AS lent, q.uncounted,
-    q.evicted, q.unmet
+    q.evicted, CASE WHEN q.free < q.unmet THEN q.unmet ELSE 0 END AS unmet
 FROM (SELECT count(*) AS pairs FROM quotas) t LEFT JOIN measured q ON true
 ORDER BY q.cohort, q.instance
 """)
@@ -65,7 +69,8 @@ class QuotaUse:
     lent: units that the other instances with quotas in the cohort use above their minimums, on whatever bots.
     uncounted: units in use on the cohort's bots by instances without a quota there.
     evictions: of jobs of the instance in the cohort within the cooldown; a number of jobs.
-    unmet: units that the instance lacks of its minimum while the first job of a queue of it has waited for a minute.
+    unmet: units that the instance lacks of its minimum, which are not free, while the first job of a queue of it, which
+        asks for nothing but a place, has waited for a minute.
     """
 
     cohort: str

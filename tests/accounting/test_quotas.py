@@ -11,7 +11,9 @@ from structlog.testing import capture_logs
 
 from assigner import metrics
 from assigner.preemption.plan import QuotaSettings
+from schema.accounting import accounts
 from schema.accounting import quotas as quotas_accounting
+from schema.accounting.accounts import Account
 from schema.accounting.quota_uses import QuotaUse, QuotaUses, quota_uses
 from schema.accounting.quotas import Cooldown, QuotaDrift
 from schema.postgres.statements import Statement
@@ -297,16 +299,38 @@ def test_what_instances_without_a_quota_use_can_be_reclaimed_too(pool: Pool, ten
     assert (first.lent, first.uncounted, first.capacity_gap) == (0, 2, 1)
 
 
-def test_a_minimum_is_not_met_once_a_job_has_waited_for_a_minute(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_minimum_is_not_met_once_a_job_that_needs_only_room_has_waited_for_a_minute(
+    pool: Pool, tenancy: Tenancy
+) -> None:
+    def unmet() -> int:
+        return uses(pool)["team-a"].unmet
+
     tenancy.quota("team-a", minimum=3)
-    assert read(pool).pairs[0].unmet == 0, "none waits"
+    assert unmet() == 0, "none waits"
     pool.submit(instance="team-a", priority=-5)
     pool.submit(instance="team-a", units=2)
-    assert read(pool).pairs[0].unmet == 0, "they have come just now"
+    assert unmet() == 0, "they have come just now"
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '61 s' WHERE units = 2")
-    assert read(pool).pairs[0].unmet == 3
+    assert unmet() == 3
     pool.change("UPDATE instances SET draining = true WHERE name = 'team-a'")
-    assert read(pool).pairs[0].unmet == 0, "its instance starts no jobs"
+    assert unmet() == 0, "its instance starts no jobs"
+    pool.change("UPDATE instances SET draining = false")
+    pool.change("UPDATE queues SET schedule_after = now() + interval '1 min', looks = 1 WHERE units = 2")
+    assert unmet() == 0, "no bot offers what it requires"
+    pool.change("UPDATE queues SET schedule_after = NULL, looks = 0")
+    pool.bot(capacity=3)
+    assert unmet() == 0, "there is room"
+
+
+def test_a_job_of_a_share_may_need_only_room_and_one_with_a_lock_may_not(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=3)
+    pool.database.run(lambda c: accounts.put_account(c, "team-a", Account(weight=1), actor="test"))
+    pool.submit(instance="team-a", terms={"locks": ["tree"]})
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '61 s'")
+    assert uses(pool)["team-a"].unmet == 0
+    pool.submit(instance="team-a")
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '61 s'")
+    assert uses(pool)["team-a"].unmet == 3
 
 
 def test_pairs_beyond_the_bound_are_counted_and_a_new_one_displaces_none(exposed: Pool, tenancy: Tenancy) -> None:
