@@ -33,6 +33,8 @@ IN_FORCE, OTHER, STALE, TRIAL = "policy_in_force", "other_policy_in_force", "sta
 Check = Callable[[Version], None]
 #: Resources whose names have as many parts as keys: no part has a slash in it.
 _WITHOUT_SLASH = frozenset({"quota", "lock"})
+#: How often a draft is made anew because another version has come into force meanwhile.
+MAX_TRIES = 5
 _REFUSALS = (BadInput, Conflict, NotFound, ValidationError)
 
 
@@ -145,7 +147,8 @@ def draft_by(
 ) -> Version:
     """Make a version that is not in force, of the one in force now without what a trial has changed.
 
-    change: makes its content of that; called again if another version was put into force meanwhile.
+    change: makes its content of that; called again if another version was put into force meanwhile. Raises Conflict if
+    that happens `MAX_TRIES` times.
     """
 
     def store(connection: Connection, made: Made) -> Version | None:
@@ -155,11 +158,12 @@ def draft_by(
         check(found)
         return found
 
-    while True:
+    for _ in range(MAX_TRIES):
         parent, before = database.run(versions.present)
         made = versions.make(change(before), parent=parent, before=before, actor=actor, reason=reason, drafted=True)
         if (found := database.run(partial(store, made=made))) is not None:
             return found
+    raise Conflict(OTHER, f"policy: another version came into force {MAX_TRIES} times while the draft was made")
 
 
 def _terms(

@@ -130,6 +130,10 @@ WITH made AS (
 )
 SELECT id FROM made
 """)
+_TRY = Statement("""
+INSERT INTO policies (id, digest, author, reason, changed, changes, content, drafted) OVERRIDING SYSTEM VALUE
+VALUES (0, '', '', '', 0, '{}', '{}', true)
+""")
 # A version that was the shadow has shown what there was to see.
 _PUT_IN_FORCE = Statement("""
 WITH ended AS (
@@ -313,6 +317,12 @@ def draft(connection: Connection, made: Made, *, actor: str) -> int | None:
     id: int = connection.execute(_MAKE, made.row).scalar_one()
     audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{id}", details={"reason": made.reason})
     return id
+
+
+def try_to_draft(connection: Connection, *, actor: str) -> None:
+    """Write what `draft` writes, for a caller who undoes it, to see whether a draft could be stored."""
+    connection.execute(_TRY)
+    audit.write(connection, "policy.draft", actor=actor, subject="policy:0", details={})
 
 
 def is_stale(connection: Connection, wanted: Version) -> bool:

@@ -20,7 +20,6 @@ from assigner.simulation.replay import BotsOf, measured_of, step_of
 from assigner.simulation.runs import Trial, run_all
 from assigner.simulation.tuning import Parameter, Tuned, Values, Wish, changed, parameters_of, tune
 from schema.policy import versions
-from schema.postgres.connection import Connection
 from schema.readable import duration, number, plural, table
 
 ACTOR = "tune"
@@ -51,7 +50,9 @@ def run(
         raise BadInput(asked.source, f"there was no {'bot' if past.jobs else 'job'} in that time")
     (base,) = tried.values()
     if base.content is not None:
-        require_can_write(installation, _write_draft, "the proposal cannot be kept as a draft")
+        require_can_write(
+            installation, partial(versions.try_to_draft, actor=ACTOR), "the proposal cannot be kept as a draft"
+        )
     content = base.content or {"settings": deciding(base.settings), "limits": {}, "declared": {}}
     parameters = parameters_of(content, wanted=search.parameters, with_quotas=search.with_quotas)
     step = asked.step or step_of(past)
@@ -102,13 +103,6 @@ def _trial(
             raise BadInput("--parameter", f"quota {name}: its maximum is below its minimum")
     limits = None if base.content is None else wanted
     return Trial("tried", settings, limits, past.bots, bots_of(settings))
-
-
-def _write_draft(connection: Connection) -> None:
-    """Write a draft of the version in force as it is."""
-    parent, content = versions.present(connection)
-    made = versions.make(content, parent=parent, before=content, actor=ACTOR, reason="", drafted=True)
-    versions.draft(connection, made, actor=ACTOR)
 
 
 def _draft(installation: Installation, parameters: Sequence[Parameter], wish: Wish, found: Tuned) -> int:
