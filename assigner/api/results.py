@@ -39,7 +39,7 @@ async def result(request: Request, id: JobId, caller: Caller) -> Response:
         if found is None:
             raise routing.not_found(id)
         if found["fence"] is None:
-            why = "and left none" if found["state"] in FINAL else "and has not ended"
+            why = "and none is stored" if found["state"] in FINAL else "and has not ended"
             raise NotFound(f"id: job '{asked}' has no result: it is {found['state']} {why}")
         routing.audit_access(connection, caller, "result.read", subject=asked)
         return _document({"fence": found["fence"]}, found["result"])

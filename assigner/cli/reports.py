@@ -240,7 +240,7 @@ def preemptions(calling: Calling) -> click.Command:
         rows = (
             (str(each["id"]), readable.moment(each["at"]), short, each["instance"], each["preemptor_instance"],
              _minimum(each["receipt"]), each["bot"], each["cohort"],
-             each["receipt"].get("policy"), each["rule"])
+             each["receipt"].get("policy") and str(each["receipt"]["policy"]), each["rule"])
             for each, short in zip(found, ids, strict=True)
         )  # fmt: skip
         table(columns, rows)
@@ -251,7 +251,7 @@ def preemptions(calling: Calling) -> click.Command:
 def _minimum(receipt: Mapping[str, Any]) -> str | None:
     """Tell the use and the minimum of the instance that got the units, as they were then."""
     preemptor = receipt.get("preemptor")
-    return preemptor and f"{preemptor.get('usage'):,} of {preemptor.get('min_quota'):,}"
+    return preemptor and f"{preemptor['usage']:,} of {preemptor['min_quota']:,}"
 
 
 def _properties(properties: Mapping[str, Sequence[str]]) -> str:

@@ -129,7 +129,7 @@ class Storage:
         until = clock.monotonic() + ANSWER_WITHIN
         while True:
             try:
-                return self.call(method, request, answer, within=until - clock.monotonic())
+                return self.call(method, request, answer, within=max(AGAIN, until - clock.monotonic()))
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or clock.monotonic() + AGAIN >= until:
                     raise

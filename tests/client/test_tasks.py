@@ -299,6 +299,7 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
         ("dead", "ran longer than the ceiling of its timeout", EndKind.TIMEOUT),
         ("dead", "waited longer than its queue timeout", EndKind.QUEUE_TIMEOUT),
         ("failed", "killed by SIGKILL; its last checkpoint is not kept", EndKind.KILLED),
+        ("failed", "killed because it blocked other tasks of its process, at 1.5 s", EndKind.NO_RESULT),
         ("dead", "its bot was lost three times", EndKind.LOST),
         ("cancelled", None, EndKind.CANCELLED),
         ("failed", "exit code 3", EndKind.EXIT_CODE),

@@ -45,7 +45,7 @@ _REASONS = {
     "timeout after ": EndKind.TIMEOUT,
     "ran longer than ": EndKind.TIMEOUT,
     "waited longer than ": EndKind.QUEUE_TIMEOUT,
-    "killed ": EndKind.KILLED,
+    "killed by ": EndKind.KILLED,
     "its bot was lost ": EndKind.LOST,
     "exit code ": EndKind.EXIT_CODE,
 }
