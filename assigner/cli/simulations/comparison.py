@@ -115,8 +115,9 @@ def _head(result: Result) -> Iterator[str]:
     else:
         yield (
             f"Median and 95 % waits of the replay differ from the real ones by up to {result.error:.0%}, of instances "
-            f"with {report.LEAST_JOBS} jobs.\n'=': a change of no more than that."
+            f"with {report.LEAST_JOBS} jobs."
         )
+        yield "'=': a change of no more than that."
     shaken = len(result.outcomes[result.base].shaken)
     if shaken:
         yield f"In brackets: what 90 % of {plural(shaken, 'replay')} with shaken arrivals and run times lie between."
