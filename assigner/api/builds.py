@@ -30,7 +30,7 @@ class Build(BaseModel):
     running: int = Field(description="jobs that a bot has")
     failed: int = Field(description="jobs that have failed or are dead")
     cancelled: int
-    more: bool = Field(description="true: it has more than 5,000 jobs, of which the newest are counted")
+    more: bool = Field(description="true: it has more than 5,000 jobs, and only the newest 5,000 are counted")
     longest_wait: float | None = Field(description="seconds that a job of it waited at most for its first start")
     bots: int = Field(description="bots that have run its jobs")
 

@@ -122,7 +122,8 @@ def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[An
             with _as_version(connection, resource, by):
                 _refuse_declared(connection, resource, resource.claims(setting, keys, body))
                 _require_instance(connection, resource, keys, by, create=create)
-                return setting.apply(connection, keys, body, by) or {}
+                (fields,) = setting.put(connection, [(keys, body)], by)
+                return fields or {}
 
         fields: Mapping[str, Any] = await request.app.state.run(work)
         if setting.then is not None:
@@ -166,7 +167,7 @@ def _add_effect(
         def work(connection: Connection) -> EffectAnswer:
             def change() -> None:
                 _require_instance(connection, resource, keys, by, create=create)
-                setting.apply(connection, keys, body, by)
+                setting.put(connection, [(keys, body)], by)
 
             _refuse_declared(connection, resource, resource.claims(setting, keys, body))
             found = effect(connection, page, change)
@@ -223,7 +224,7 @@ def _remove(
     by: By = {"actor": caller.actor, "reason": validation.check_text("reason", reason, MAX_REASON_BYTES)}
     with _as_version(connection, resource, by):
         _refuse_declared(connection, resource, resource.claims(None, keys, None))
-        removal.apply(connection, keys, by)
+        removal.remove(connection, [keys], by)
 
 
 @contextmanager

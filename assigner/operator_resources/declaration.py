@@ -105,9 +105,9 @@ class Setting(Generic[Body]):
     """One way to set an item.
 
     help: description of the route and of the command.
-    apply: makes the change, in one transaction.
-    apply_all: makes many changes in one transaction, in a number of statements that does not grow with theirs; None =
-        they are made one by one. An item is named once.
+    apply_all: changes items, each named once, in one transaction and in a number of statements that does not grow with
+        theirs; returns further fields of each answer, or None if there are none.
+    apply: changes one item, where there is no `apply_all`; returns further fields of the answer.
     partial: fields that are not given keep their values.
     then: work that follows in transactions of its own, a batch each; returns further fields of the answer.
     claims: the declared names that the change concerns, by kind, if they are not just the item's own name.
@@ -117,14 +117,14 @@ class Setting(Generic[Body]):
     exactly_one: options of which the command takes exactly one.
     preset: values that the command sends unless an option changes them.
     may_be_empty: True if a `partial` request without any field is valid.
-    stops: fields of which a 0 stops jobs, which is probably a mistake, with what the command says of it then.
-    foreseen: fields of which the command first asks for the effect, to warn of a minimum that could not be had.
+    stops: what the command warns of if it sets a field to 0, because that stops jobs, by field.
+    foreseen: fields for which the command asks for the effect first, to warn of a minimum that could not be had.
     """
 
     help: str
     model: type[Body]
-    apply: Callable[[Connection, Keys, Body, By], Fields]
-    apply_all: Callable[[Connection, Sequence[tuple[Keys, Body]], By], None] | None = None
+    apply_all: Callable[[Connection, Sequence[tuple[Keys, Body]], By], Sequence[Fields] | None] | None = None
+    apply: Callable[[Connection, Keys, Body, By], Fields] | None = None
     method: str = "PUT"
     partial: bool = False
     then: Callable[[Database, str], Mapping[str, Any]] | None = None
@@ -138,16 +138,32 @@ class Setting(Generic[Body]):
     stops: Mapping[str, str] = field(default_factory=dict)
     foreseen: frozenset[str] = frozenset()
 
+    def put(self, connection: Connection, wanted: Sequence[tuple[Keys, Body]], by: By) -> Sequence[Fields]:
+        """Change these items, each named once; return further fields of each answer."""
+        if self.apply_all is not None:
+            return self.apply_all(connection, wanted, by) or [None] * len(wanted)
+        assert self.apply is not None
+        return [self.apply(connection, keys, body, by) for keys, body in wanted]
+
 
 @dataclass(frozen=True)
 class Removal:
     """How an item is removed. `printed`: the sentence that the command prints, with the names of keys in braces.
-    `apply_all`: removes many, as that of `Setting` changes many."""
+    `apply_all`, `apply`: as of `Setting`."""
 
     help: str
-    apply: Callable[[Connection, Keys, By], None]
     printed: str
     apply_all: Callable[[Connection, Sequence[Keys], By], None] | None = None
+    apply: Callable[[Connection, Keys, By], None] | None = None
+
+    def remove(self, connection: Connection, names: Sequence[Keys], by: By) -> None:
+        """Remove these items, each named once."""
+        if self.apply_all is not None:
+            self.apply_all(connection, names, by)
+            return
+        assert self.apply is not None
+        for keys in names:
+            self.apply(connection, keys, by)
 
 
 @dataclass(frozen=True)

@@ -160,9 +160,6 @@ LOCKS = Resource(
     set=Setting(
         help="Set how many jobs of an instance may hold a lock at once. A smaller number stops no running job.",
         model=LockRequest,
-        apply=lambda connection, keys, body, by: counters.set_limit(
-            connection, counters.SLOTS_OF_LOCK, keys, body.slots, **by
-        ),
         apply_all=lambda connection, wanted, by: counters.set_limits(
             connection, counters.SLOTS_OF_LOCK, {tuple(keys): body.slots for keys, body in wanted}, **by
         ),
@@ -175,7 +172,6 @@ LOCKS = Resource(
     ),
     remove=Removal(
         help="Give a lock its default again: the slots of a pattern, or else one. Remove a pattern.",
-        apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
         apply_all=lambda connection, names, by: counters.remove_limits(connection, counters.SLOTS_OF_LOCK, names, **by),
         printed="what was set for {lock} of {instance} is removed",
     ),
@@ -244,7 +240,6 @@ RATES = Resource(
     set=Setting(
         help="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",
         model=RateRequest,
-        apply=lambda connection, keys, body, by: _set_rates(connection, [(keys, body)], by),
         apply_all=_set_rates,
     ),
     printed=lambda done: (
@@ -252,7 +247,6 @@ RATES = Resource(
     ),
     remove=Removal(
         help="Remove a rate: jobs may then start at any rate.",
-        apply=lambda connection, keys, by: rates.remove_rates(connection, [keys[0]], **by),
         apply_all=lambda connection, names, by: rates.remove_rates(connection, [keys[0] for keys in names], **by),
         printed="{resource} has no rate",
     ),
@@ -413,7 +407,6 @@ QUEUE_LIMITS = Resource(
     set=Setting(
         help="Set how many jobs with a label may wait. Submits beyond that are refused; jobs that wait already stay.",
         model=QueueLimitRequest,
-        apply=lambda connection, keys, body, by: _set_queue_limits(connection, [(keys, body)], by),
         apply_all=_set_queue_limits,
         arguments=("max_queued",),
         stops={"max_queued": "every submit with this label is refused"},
@@ -421,7 +414,6 @@ QUEUE_LIMITS = Resource(
     printed=lambda done: f"{plural(done['max_queued'], 'job')} with the label {done['label']} may wait",
     remove=Removal(
         help="Let any number of jobs with a label wait.",
-        apply=lambda connection, keys, by: queue_limits.remove_queue_limits(connection, [keys[0]], **by),
         apply_all=lambda connection, names, by: queue_limits.remove_queue_limits(
             connection, [keys[0] for keys in names], **by
         ),

@@ -130,10 +130,6 @@ def _class_limits(connection: Connection, _: Page) -> list[ClassLimit]:
     ]
 
 
-def _set_class_limit(connection: Connection, keys: Keys, body: ClassLimitRequest, by: By) -> None:
-    counters.set_limit(connection, JOBS_OF_CLASS, keys, body.jobs, **by)
-
-
 CLASS_LIMITS = Resource(
     name="class-limit",
     command="limit class",
@@ -146,7 +142,6 @@ CLASS_LIMITS = Resource(
     set=Setting(
         help="Set how many jobs of a class may run at once, so that other classes have room; none = any number.",
         model=ClassLimitRequest,
-        apply=_set_class_limit,
         apply_all=lambda connection, wanted, by: counters.set_limits(
             connection, JOBS_OF_CLASS, {tuple(keys): body.jobs for keys, body in wanted}, **by
         ),
@@ -159,7 +154,6 @@ CLASS_LIMITS = Resource(
     ),
     remove=Removal(
         help="Let any number of jobs of a class run at once.",
-        apply=lambda connection, keys, by: counters.remove_limit(connection, JOBS_OF_CLASS, keys, **by),
         apply_all=lambda connection, names, by: counters.remove_limits(connection, JOBS_OF_CLASS, names, **by),
         printed="{name} may run any number of jobs at once",
     ),

@@ -59,7 +59,6 @@ INSTANCE_QUEUE_LIMITS = Resource(
         help="Set how many jobs of an instance, or of each without a limit of its own, may wait. Submits beyond that"
         " are refused; jobs that wait already stay.",
         model=QueueLimitRequest,
-        apply=lambda connection, keys, body, by: _set_instance_queue_limits(connection, [(keys, body)], by),
         apply_all=_set_instance_queue_limits,
         arguments=("max_queued",),
         stops={"max_queued": "every submit to which this applies is refused"},
@@ -67,9 +66,6 @@ INSTANCE_QUEUE_LIMITS = Resource(
     printed=lambda done: f"{plural(done['max_queued'], 'job')} of {_whose_jobs(done)} may wait",
     remove=Removal(
         help="Remove the limit of an instance, for which the default then holds, or the default.",
-        apply=lambda connection, keys, by: queue_limits.remove_instance_queue_limits(
-            connection, [one_of(keys[0])], **by
-        ),
         apply_all=lambda connection, names, by: queue_limits.remove_instance_queue_limits(
             connection, [one_of(keys[0]) for keys in names], **by
         ),
@@ -101,13 +97,10 @@ def _scope(keys: Keys) -> Scope:
     return one_of(keys[0]), one_of(keys[1])
 
 
-def _set_ceiling(connection: Connection, keys: Keys, body: CeilingRequest, by: By) -> Mapping[str, Any]:
-    (done,) = ceilings.set_ceilings(connection, {_scope(keys): body}, **by)
-    return done
-
-
-def _set_ceilings(connection: Connection, wanted: Sequence[tuple[Keys, CeilingRequest]], by: By) -> None:
-    ceilings.set_ceilings(connection, {_scope(keys): body for keys, body in wanted}, **by)
+def _set_ceilings(
+    connection: Connection, wanted: Sequence[tuple[Keys, CeilingRequest]], by: By
+) -> Sequence[Mapping[str, Any]]:
+    return ceilings.set_ceilings(connection, {_scope(keys): body for keys, body in wanted}, **by)
 
 
 def _told_of_ceiling(done: Mapping[str, Any]) -> str:
@@ -141,14 +134,12 @@ CEILINGS = Resource(
     set=Setting(
         help="Set ceilings for the pool, an instance, a label or both; what is not given stays. The tightest holds.",
         model=CeilingRequest,
-        apply=_set_ceiling,
         apply_all=_set_ceilings,
         partial=True,
     ),
     printed=_told_of_ceiling,
     remove=Removal(
         help="Remove the ceilings of the pool, an instance, a label or both.",
-        apply=lambda connection, keys, by: ceilings.remove_ceilings(connection, [_scope(keys)], **by),
         apply_all=lambda connection, names, by: ceilings.remove_ceilings(connection, list(map(_scope, names)), **by),
         printed="the ceiling is removed",
     ),
@@ -169,13 +160,10 @@ class SubmitRule(Row):
     owner_penalty: int | None = given(unit="steps", help="what jobs of a heavy owner are put back; unset = refused")
 
 
-def _set_submit_rule(connection: Connection, keys: Keys, body: SubmitRuleRequest, by: By) -> Mapping[str, Any]:
-    (done,) = submit_rules.set_submit_rules(connection, {one_of(keys[0]): body}, **by)
-    return done
-
-
-def _set_submit_rules(connection: Connection, wanted: Sequence[tuple[Keys, SubmitRuleRequest]], by: By) -> None:
-    submit_rules.set_submit_rules(connection, {one_of(keys[0]): body for keys, body in wanted}, **by)
+def _set_submit_rules(
+    connection: Connection, wanted: Sequence[tuple[Keys, SubmitRuleRequest]], by: By
+) -> Sequence[Mapping[str, Any]]:
+    return submit_rules.set_submit_rules(connection, {one_of(keys[0]): body for keys, body in wanted}, **by)
 
 
 def _any(value: list[str] | None) -> object:
@@ -200,7 +188,6 @@ SUBMIT_RULES = Resource(
     set=Setting(
         help="Set the rule of the pool or of an instance; what is not given stays. A job must pass both.",
         model=SubmitRuleRequest,
-        apply=_set_submit_rule,
         apply_all=_set_submit_rules,
         partial=True,
         options={"property_keys": "--property-key", "commands": "--command"},
@@ -209,7 +196,6 @@ SUBMIT_RULES = Resource(
     printed=lambda done: f"the submit rule of {done['instance'] or 'the pool'} is set",
     remove=Removal(
         help="Remove the rule of the pool or of an instance.",
-        apply=lambda connection, keys, by: submit_rules.remove_submit_rules(connection, [one_of(keys[0])], **by),
         apply_all=lambda connection, names, by: submit_rules.remove_submit_rules(
             connection, [one_of(keys[0]) for keys in names], **by
         ),

@@ -85,8 +85,8 @@ def _change_instance(connection: Connection, keys: Keys, body: InstanceChange, b
 
 def _change_instances(connection: Connection, wanted: Sequence[tuple[Keys, InstanceChange]], by: By) -> None:
     """Change instances. Where only the pool is given, the instances are changed together."""
-    pools = {keys[0]: body.pool for keys, body in wanted if body.model_fields_set == {"pool"}}
-    instances.put_instances(connection, pools, **by)
+    if pools := {keys[0]: body.pool for keys, body in wanted if body.model_fields_set == {"pool"}}:
+        instances.put_instances(connection, pools, **by)
     for keys, body in wanted:
         if keys[0] not in pools:
             _change_instance(connection, keys, body, by)
@@ -148,7 +148,6 @@ INSTANCES = Resource(
     set=Setting(
         help="Make an instance, or change its pool or its share; fields that are not given stay.",
         model=InstanceChange,
-        apply=_change_instance,
         apply_all=_change_instances,
         method="PATCH",
         partial=True,
@@ -189,10 +188,6 @@ class Share(Row):
     slots: float | None = given(unit="jobs", help="slots in which its jobs work")
 
 
-def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: By) -> None:
-    accounts.put_account(connection, keys[0], body, **by)
-
-
 def _set_accounts(connection: Connection, wanted: Sequence[tuple[Keys, AccountRequest]], by: By) -> None:
     accounts.put_accounts(connection, {keys[0]: body for keys, body in wanted}, **by)
 
@@ -219,7 +214,6 @@ ACCOUNTS = Resource(
     set=Setting(
         help="Give an instance a share of the pool, or change it. Fields not given stay; null removes a limit.",
         model=AccountRequest,
-        apply=_set_account,
         apply_all=_set_accounts,
         partial=True,
         claims=_claimed_share,
@@ -228,7 +222,6 @@ ACCOUNTS = Resource(
     printed=lambda done: f"the share of {done['name']} is set",
     remove=Removal(
         help="Remove an instance's share and its limits: it is no longer managed.",
-        apply=lambda connection, keys, by: accounts.remove_account(connection, keys[0], **by),
         apply_all=lambda connection, names, by: accounts.remove_accounts(connection, [keys[0] for keys in names], **by),
         printed="{name} has no share",
     ),
@@ -311,13 +304,8 @@ def _put_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -
     quotas.set_quota(connection, *keys, minimum=body.min, maximum=body.max, **by)
 
 
-def _change_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> Fields:
-    (done,) = quotas.change_quotas(connection, [_quota_change(keys, body)], **by)
-    return done
-
-
-def _change_quotas(connection: Connection, wanted: Sequence[tuple[Keys, QuotaRequest]], by: By) -> None:
-    quotas.change_quotas(connection, [_quota_change(keys, body) for keys, body in wanted], **by)
+def _change_quotas(connection: Connection, wanted: Sequence[tuple[Keys, QuotaRequest]], by: By) -> Sequence[Fields]:
+    return quotas.change_quotas(connection, [_quota_change(keys, body) for keys, body in wanted], **by)
 
 
 def _quota_change(keys: Keys, body: QuotaRequest) -> QuotaChange:
@@ -355,7 +343,6 @@ QUOTAS = Resource(
     set=Setting(
         help="Change an instance's quota; fields not given stay. A maximum below its usage stops no running job.",
         model=QuotaRequest,
-        apply=_change_quota,
         apply_all=_change_quotas,
         method="PATCH",
         partial=True,
@@ -372,7 +359,6 @@ QUOTAS = Resource(
     printed=_told_of_quota,
     remove=Removal(
         help="Let an instance have any number of units in a cohort.",
-        apply=lambda connection, keys, by: quotas.remove_quota(connection, *keys, **by),
         apply_all=_remove_quotas,
         printed="{instance} has no quota in {cohort}",
     ),
@@ -406,16 +392,8 @@ def _cost_quotas(connection: Connection, _: Page, *, kind: Kind) -> list[dict[st
     ]
 
 
-def _set_cost(connection: Connection, keys: Keys, body: CostRequest, by: By, *, kind: Kind) -> None:
-    counters.set_limit(connection, kind, keys, body.cost, **by)
-
-
 def _set_costs(connection: Connection, wanted: Sequence[tuple[Keys, CostRequest]], by: By, *, kind: Kind) -> None:
     counters.set_limits(connection, kind, {tuple(keys): body.cost for keys, body in wanted}, **by)
-
-
-def _remove_cost(connection: Connection, keys: Keys, by: By, *, kind: Kind) -> None:
-    counters.remove_limit(connection, kind, keys, **by)
 
 
 def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
@@ -442,7 +420,6 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
         set=Setting(
             help=f"Set how much the jobs of one {noun} may cost within the window; none = any amount.",
             model=CostRequest,
-            apply=partial(_set_cost, kind=kind),
             apply_all=partial(_set_costs, kind=kind),
             arguments=("cost",),
             stops={"cost": "none of these jobs starts while they may cost 0"},
@@ -450,7 +427,6 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
         printed=printed,
         remove=Removal(
             help=f"Let the jobs of a {noun} cost any amount.",
-            apply=partial(_remove_cost, kind=kind),
             apply_all=lambda connection, names, by: counters.remove_limits(connection, kind, names, **by),
             printed=f"{noun} {{{noun}}} of {{instance}} may cost any amount",
         ),

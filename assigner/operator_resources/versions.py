@@ -263,19 +263,12 @@ def _set(connection: Connection, resource: Resource[Any], wanted: Mapping[str, M
     """Set these items, by name, as these terms say."""
     model = resource.set.model
     found = [(_keys(resource, name), model.model_validate_json(to_json(terms))) for name, terms in wanted.items()]
-    if resource.set.apply_all is not None:
-        resource.set.apply_all(connection, found, by)
-        return
-    for keys, body in found:
-        resource.set.apply(connection, keys, body, by)
+    resource.set.put(connection, found, by)
 
 
 def _remove(connection: Connection, resource: Resource[Any], names: Sequence[str], *, by: By) -> None:
     removal = resource.remove
     if not isinstance(removal, Removal):  # an instance stays, and only has no pool any more
         _set(connection, resource, {name: {"pool": None} for name in names}, by)
-    elif removal.apply_all is not None:
-        removal.apply_all(connection, [_keys(resource, name) for name in names], by)
     else:
-        for name in names:
-            removal.apply(connection, _keys(resource, name), by)
+        removal.remove(connection, [_keys(resource, name) for name in names], by)

@@ -49,7 +49,7 @@ def newest(
 ) -> list[dict[str, Any]]:
     """Return the builds that asked for an action last, at most `limit`. instances: those that may be seen; None = all.
 
-    `more` is true of a build with more than `MOST_JOBS` jobs, of which only the newest are counted.
+    Of each build the newest `MOST_JOBS` jobs are counted; `more`: it has others.
     """
     names = None if instances is None else list(instances)
     values = {"instances": names, "instance": instance, "limit": limit, "final": sorted(FINAL), "most": MOST_JOBS + 1}

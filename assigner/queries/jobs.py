@@ -88,7 +88,7 @@ LEFT JOIN job_payloads w ON w.job_id = j.id {LAST_BOT}
 WHERE {VISIBLE}
 """)
 
-#: The task of which job `j` is a call, for lists by task.
+#: The name of the task that job `j` calls; null if it runs a command.
 TASK_OF_CALL = f"""(SELECT p.payload->'command'->>2 FROM job_payloads p
     WHERE p.job_id = j.id AND p.payload->'command'->>0 = '{COMMAND}' OFFSET 0)"""
 #: The most words of a command, and the most characters of each, that a list tells: of more, as many first as last ones.

@@ -16,7 +16,7 @@ from bots.cli.waiting import finish
 from schema import readable, validation
 from schema.readable import plural, tell
 
-#: The most lines of which the number is not told after them: all of these are still on the screen.
+#: After more lines than these, their number is told too, because the first ones have left the screen.
 SCREEN = 20
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 

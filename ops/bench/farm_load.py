@@ -5,8 +5,8 @@ lease as ACTIVE, as the API has it, and with the next call as COMPLETED with an 
 
     python -m ops.bench.farm_load ADDRESS [--instance NAME] [--workers 50] [--clients 100] [--seconds 20]
 
-With `--streams` it opens so many WaitExecution streams instead, on actions that nothing runs, and tells what they cost
-the server whose process `--pid` names: memory, and processor time while they are open.
+`--streams N` opens N streams of WaitExecution instead, on actions that no worker takes. It prints what they cost the
+server: the memory and the processor time of the process `--pid`.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Load:
         self._counts, self._counting, self._over = Counts(), False, False
 
     async def run(self, workers: int, clients: int, seconds: float) -> Counts:
-        """Return what was done within so many seconds, once all work."""
+        """Return what was done within this many seconds, once all work."""
         await self.upload([_command(), b""])
         tasks = [asyncio.create_task(self._work(number)) for number in range(workers)]
         tasks += [asyncio.create_task(self._ask(number)) for number in range(clients)]
@@ -134,7 +134,7 @@ class Streams:
         self._load, self._told = Load(channels, instance), 0
 
     async def run(self, streams: int, actions: int, seconds: float) -> dict[str, float]:
-        """Open so many streams on so many actions; return what the server's process needed for them."""
+        """Open streams, spread evenly over the actions; return what the server's process needed for them."""
         await self._load.upload([_command(), b""])
         names = [await self._begun() for _ in range(actions)]
         before, began = _spent(self._pid), time.monotonic()
@@ -239,7 +239,7 @@ async def channels(address: str) -> AsyncIterator[list[grpc.aio.Channel]]:
 
 
 async def measure(address: str, *, instance: str, workers: int, clients: int, seconds: float) -> Counts:
-    """Load a server for so many seconds. Raises grpc.aio.AioRpcError if a call fails."""
+    """Load a server for this many seconds. Raises grpc.aio.AioRpcError if a call fails."""
     async with channels(address) as opened:
         return await Load(opened, instance).run(workers, clients, seconds)
 
@@ -247,7 +247,7 @@ async def measure(address: str, *, instance: str, workers: int, clients: int, se
 async def wait(
     address: str, *, instance: str, streams: int, actions: int, pid: int, seconds: float
 ) -> dict[str, float]:
-    """Open streams that wait for so many seconds. Raises grpc.aio.AioRpcError if a call fails."""
+    """Open streams that wait for this many seconds. Raises grpc.aio.AioRpcError if a call fails."""
     async with channels(address) as opened:
         return await Streams(opened, instance, pid).run(streams, actions, seconds)
 
@@ -258,7 +258,7 @@ async def wait(
 @click.option("--workers", default=50, help="Workers of one action each.")
 @click.option("--clients", default=100, help="Clients, each with one action at a time.")
 @click.option("--seconds", default=20.0, help="For how long it counts.")
-@click.option("--streams", default=0, help="Open so many streams of WaitExecution instead.")
+@click.option("--streams", default=0, help="Open this many streams of WaitExecution instead.")
 @click.option("--actions", default=1000, help="Actions for which they wait.")
 @click.option("--pid", type=int, help="The server's process, with --streams.")
 def main(

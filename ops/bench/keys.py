@@ -39,8 +39,8 @@ def filled(database: Database, contender: str, *, keys: int, jobs: int) -> None:
     shape = Shape(bots=100, capacity=2 * jobs // 100, quotas=False)
     fill(database, shape)
     named = ["default", "customer-*"]
-    database.run(lambda c: counters.set_limit(c, counters.SLOTS_OF_LOCK, named, MANY, actor="bench"))
-    database.run(lambda c: rates.set_rate(c, "api-*", per_second=1e6, burst=MANY, actor="bench"))
+    database.run(lambda c: counters.set_limits(c, counters.SLOTS_OF_LOCK, {tuple(named): MANY}, actor="bench"))
+    database.run(lambda c: rates.set_rates(c, {"api-*": rates.RateTerms(1e6, MANY)}, actor="bench"))
     terms = CONTENDERS[contender]
     for first in range(0, jobs, FILL):
         wanted = [

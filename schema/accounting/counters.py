@@ -391,13 +391,6 @@ def limits(connection: Connection, kind: Kind, *, names: Sequence[str] | None = 
     return [CounterLimit(kind.named(row.name), row.used, row.most, row.limited_by) for row in rows]
 
 
-def set_limit(
-    connection: Connection, kind: Kind, names: Sequence[str], most: float | None, *, actor: str, reason: str = ""
-) -> None:
-    """Set a limit by its names, as `set_limits` does."""
-    set_limits(connection, kind, {tuple(names): most}, actor=actor, reason=reason)
-
-
 def set_limits(
     connection: Connection,
     kind: Kind,
@@ -431,11 +424,6 @@ def set_limits(
     if counters:
         limit_all(connection, counters)
         _note(connection, "limit.set", counters, actor=actor, reason=reason)
-
-
-def remove_limit(connection: Connection, kind: Kind, names: Sequence[str], *, actor: str, reason: str = "") -> None:
-    """Remove a limit by its names, as `remove_limits` does."""
-    remove_limits(connection, kind, [names], actor=actor, reason=reason)
 
 
 def remove_limits(

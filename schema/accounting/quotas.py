@@ -268,11 +268,6 @@ def change_quotas(
     return after
 
 
-def remove_quota(connection: Connection, cohort: str, instance: str, *, actor: str, reason: str = "") -> None:
-    """Remove the quota of the instance in the cohort. Raises NotFound if it has none there."""
-    remove_quotas(connection, [(cohort, instance)], actor=actor, reason=reason)
-
-
 def remove_quotas(connection: Connection, names: Sequence[tuple[str, str]], *, actor: str, reason: str = "") -> None:
     """Remove the quotas of these cohorts and instances. Raises NotFound if one of them has none."""
     cohorts, instances = map(list, zip(*names, strict=True))

@@ -219,11 +219,6 @@ def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
         connection.execute(DRAW_TOKENS, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})
 
 
-def set_rate(connection: Connection, used: str, *, per_second: float, burst: int, actor: str, reason: str = "") -> None:
-    """Limit the starts of jobs of `used` to this rate, as `set_rates` does."""
-    set_rates(connection, {used: RateTerms(per_second, burst)}, actor=actor, reason=reason)
-
-
 def set_rates(connection: Connection, wanted: Mapping[str, RateTerms], *, actor: str, reason: str = "") -> None:
     """Limit the starts of jobs of each CLASS or CLASS/MODEL to its rate.
 

@@ -273,7 +273,7 @@ def test_a_look_that_gives_nothing_says_why(pool: Pool) -> None:
     pool.assigner().run_once()
     assert more("picks_empty", "reason", "no room") == 1
     bot = pool.bot(capacity=9)
-    pool.database.run(lambda c: rates.set_rate(c, "claude_cli", per_second=0.001, burst=1, actor="test"))
+    pool.database.run(lambda c: rates.set_rates(c, {"claude_cli": rates.RateTerms(0.001, 1)}, actor="test"))
     pool.assigner().run_once()
     pool.assigner().run_once()
     assert (more("queues_closed", "gate", "rate"), more("picks_empty", "reason", "rate")) == (1, 1)

@@ -18,14 +18,17 @@ OF_PATTERN, LOCK = "lock:default:customer-", "lock:default:customer-7"
 
 def slots(pool: Pool, lock: str, most: float | None) -> None:
     def change(connection: Any) -> None:
-        named = connection, counters.SLOTS_OF_LOCK, ["default", lock]
-        counters.remove_limit(*named, actor="t") if most is None else counters.set_limit(*named, most, actor="t")
+        names = ("default", lock)
+        if most is None:
+            counters.remove_limits(connection, counters.SLOTS_OF_LOCK, [names], actor="t")
+        else:
+            counters.set_limits(connection, counters.SLOTS_OF_LOCK, {names: most}, actor="t")
 
     pool.database.run(change)
 
 
 def rate(pool: Pool, used: str, per_second: float, burst: int) -> None:
-    pool.database.run(lambda c: rates.set_rate(c, used, per_second=per_second, burst=burst, actor="t"))
+    pool.database.run(lambda c: rates.set_rates(c, {used: rates.RateTerms(per_second, burst)}, actor="t"))
 
 
 def started(pool: Pool, count: int, lock: str = "customer-7", **terms: Any) -> int:

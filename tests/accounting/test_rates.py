@@ -22,7 +22,7 @@ OPUS = {"resource_class": "claude_cli", "model": "opus"}
 
 
 def rate(pool: Pool, used: str, per_second: float, burst: int) -> None:
-    pool.database.run(lambda c: rates.set_rate(c, used, per_second=per_second, burst=burst, actor="test"))
+    pool.database.run(lambda c: rates.set_rates(c, {used: rates.RateTerms(per_second, burst)}, actor="test"))
 
 
 def tokens(pool: Pool, used: str) -> float:

@@ -15,7 +15,7 @@ Setup = Callable[[Pool], object]
 
 def slots(pool: Pool, name: str, most: int) -> None:
     names = ["default", name]
-    pool.database.run(lambda c: counters.set_limit(c, counters.SLOTS_OF_LOCK, names, most, actor="test"))
+    pool.database.run(lambda c: counters.set_limits(c, counters.SLOTS_OF_LOCK, {tuple(names): most}, actor="test"))
 
 
 def nothing(_: Pool) -> None: ...

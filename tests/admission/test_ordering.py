@@ -239,7 +239,7 @@ def test_few_free_units_change_no_order(pool: Pool, kind: str, ordering: Orderin
 
 
 def test_a_job_that_its_own_gate_refuses_hides_none_behind_it_while_one_unit_is_free(pool: Pool) -> None:
-    pool.database.run(lambda c: counters.set_limit(c, counters.COST_OF_OWNER, ["default", "ann"], 5, actor="test"))
+    pool.database.run(lambda c: counters.set_limits(c, counters.COST_OF_OWNER, {("default", "ann"): 5}, actor="test"))
     for _ in range(3):
         pool.submit(terms={"owner": "ann"}, estimated_cost=8)
     (small,) = pool.submit(terms={"owner": "ann"}, estimated_cost=1)

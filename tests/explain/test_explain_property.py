@@ -201,7 +201,7 @@ def build(pool: Pool, world: World) -> str:
     if world.window:
         window(pool, **world.window)
     for used in world.empty:
-        pool.database.run(lambda c, used=used: rates.set_rate(c, used, per_second=0.001, burst=1, actor="test"))
+        pool.database.run(lambda c, used=used: rates.set_rates(c, {used: rates.RateTerms(0.001, 1)}, actor="test"))
         pool.change("UPDATE rate_buckets SET tokens = 0.5")
     for used in world.advice:
         pool.database.run(lambda c, used=used: rates.advise(c, used or None, allowed=False, actor="test"))

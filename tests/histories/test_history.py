@@ -214,7 +214,7 @@ class History(RuleBasedStateMachine):
     @rule(cohort=COHORTS, instance=TENANTS)
     def remove_a_quota(self, cohort: str, instance: str) -> None:
         try:
-            self.pool.database.run(lambda c: quotas.remove_quota(c, cohort, instance, actor="test"))
+            self.pool.database.run(lambda c: quotas.remove_quotas(c, [(cohort, instance)], actor="test"))
         except NotFound:
             return
 

@@ -89,7 +89,7 @@ class Operator:
         if self.chance.random() < 0.15:
             self.minimums[cohort, instance] = 0
             try:
-                self.pool.database.run(lambda c: quotas.remove_quota(c, f"c-{cohort}", instance, actor="test"))
+                self.pool.database.run(lambda c: quotas.remove_quotas(c, [(f"c-{cohort}", instance)], actor="test"))
             except NotFound:
                 return
         elif self.chance.random() < 0.15:

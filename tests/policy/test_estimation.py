@@ -89,7 +89,7 @@ def test_a_job_of_which_nothing_was_said_is_estimated_at_1_however_it_was_submit
     ids = [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")]
     assert pool.rows("SELECT FROM job_constraints") == []
     assert [operator.get(f"/v1/jobs/{each}").json()["estimated_cost"] for each in ids] == [1] * 4
-    pool.database.run(lambda c: counters.set_limit(c, counters.SLOTS_OF_LOCK, ["ci", "tree"], 4, actor="test"))
+    pool.database.run(lambda c: counters.set_limits(c, counters.SLOTS_OF_LOCK, {("ci", "tree"): 4}, actor="test"))
     pool.bot(capacity=9)
     assert pool.assigner().run_once() >= 0
     assert pool.row("SELECT used FROM counters WHERE name = 'instance:ci:cost'").used == 4

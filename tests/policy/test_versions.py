@@ -282,7 +282,7 @@ def test_a_changed_file_counts_once_and_a_rollback_outlasts_restarts(
 
 def rate(connection: Connection, resource: str) -> None:
     versions.hold(connection)
-    rates.set_rate(connection, resource, per_second=1, burst=1, actor="ann")
+    rates.set_rates(connection, {resource: rates.RateTerms(1, 1)}, actor="ann")
     versions.note_change(connection, actor="ann", reason=resource)
 
 

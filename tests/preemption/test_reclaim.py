@@ -428,7 +428,7 @@ def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, 
 
 
 def test_a_job_whose_rate_is_limited_takes_no_token_for_units_that_are_being_freed(pool: Pool, below: Tenancy) -> None:
-    pool.database.run(lambda c: rates.set_rate(c, "llm", per_second=0.001, burst=5, actor="test"))
+    pool.database.run(lambda c: rates.set_rates(c, {"llm": rates.RateTerms(0.001, 5)}, actor="test"))
     bot, (work,) = occupied(pool)
     (job,) = pool.submit(instance="team-a", terms={"resource_class": "llm"})
     assign(pool)

@@ -73,7 +73,7 @@ def test_assigners_start_jobs_one_by_one_in_the_order_of_their_points(
 
     kinds: the threads, of all cohorts or of the only one, as in a configuration with both kinds of assigners.
     """
-    pool.database.run(lambda c: rates.set_rate(c, "gpu", per_second=1000, burst=1000, actor="test"))
+    pool.database.run(lambda c: rates.set_rates(c, {"gpu": rates.RateTerms(1000, 1000)}, actor="test"))
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     cohort = pool.row("SELECT id FROM cohorts").id
     group = [cohort if each == "cohort" else None for each in kinds.split()]

@@ -152,7 +152,7 @@ def governing(pool: Pool, chance: random.Random) -> Callable[[], None]:
         instance, minimum = chance.choice(("default", "tenant-1", "tenant-2", "tenant-3")), chance.randint(0, 3)
         if chance.random() < 0.2:
             with suppress(NotFound):
-                pool.database.run(lambda c: quotas.remove_quota(c, "default", instance, actor="test"))
+                pool.database.run(lambda c: quotas.remove_quotas(c, [("default", instance)], actor="test"))
         else:
             tenancy.quota(instance, minimum=minimum, maximum=chance.choice((None, minimum, minimum + 3)))
         pool.submit(instance=instance, priority=chance.randint(-5, 0))

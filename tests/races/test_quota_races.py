@@ -64,7 +64,7 @@ def test_a_grant_waits_for_a_change_of_its_quota_and_obeys(
 
     def change(first: Pool) -> None:
         if after is None:
-            first.database.run(lambda c: quotas.remove_quota(c, "default", "team-a", actor="test"))
+            first.database.run(lambda c: quotas.remove_quotas(c, [("default", "team-a")], actor="test"))
         else:
             Tenancy(first).quota("team-a", maximum=after)
 
