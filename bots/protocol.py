@@ -293,8 +293,9 @@ class Sync(Message):
     seq: int = Field(ge=1, le=MAX_COUNT)
     status: Literal["ok", "unhealthy", "draining", "gone"] = Field(
         default="ok",
-        description="`draining`: the bot takes no new work. `gone`: closes the session and queues the jobs that it "
-        "still held; the same call again is answered with `session_over`",
+        description="`draining`: the bot takes no new work; the call is not held unless an operator drains it. `gone`: "
+        "closes the session and queues the jobs that it still held; the same call again is answered with "
+        "`session_over`",
     )
     capacity: int | None = Field(default=None, ge=0, le=validation.MAX_UNITS)
     leases: list[LeaseReport] = Field(default_factory=list, max_length=MAX_LEASES, fail_fast=True)

@@ -380,21 +380,17 @@ class BotNews:
 class KnownState:
     """What the bot of a held call knows, and its session.
 
-    draining: None = unknown until the first query. expires: a monotonic time up to which the session surely lasts.
+    expires: a monotonic time up to which the session surely lasts.
     """
 
     bot_id: int
     epoch: int
-    draining: bool | None
+    draining: bool
     expires: float = 0.0
 
     def news(self, fact: BotNews | None) -> bool:
         """Return True if `fact` is news for the bot."""
-        if fact is None:
-            return True
-        if self.draining is None:
-            self.draining = fact.draining
-        return fact.news or fact.epoch != self.epoch or fact.draining != self.draining
+        return fact is None or fact.news or fact.epoch != self.epoch or fact.draining != self.draining
 
 
 class HeldSessions:
@@ -477,7 +473,7 @@ class HeldSessions:
                 told.expires = asked_at + self._ttl
 
 
-_WORDS = {None: "NULL", False: "f", True: "t"}
+_WORDS = {False: "f", True: "t"}
 
 
 def _array(words: Iterator[str]) -> str:

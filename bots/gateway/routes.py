@@ -79,15 +79,14 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
         answer = await state.batches.answer(asked, bot=body.bot)
         if isinstance(answer, bytes):
             return _synced(state.metrics, answer, "at_once")
-        # A healthy bot that shall drain is answered at once, so a held healthy bot knows of no drain.
-        told = KnownState(answer.bot_id, answer.epoch, False if body.status == "ok" else None, answer.expires)
+        told = KnownState(answer.bot_id, answer.epoch, answer.drain, answer.expires)
         watch.add(str(answer.bot_id), told.news)
         seconds = _aligned_wait(min(body.wait, state.max_wait), now=clock.monotonic())
         with held_sessions.renewing(told):
             noticed = await watch.wait(seconds)
         if watch.gone:
             return _synced(state.metrics, b"", "hung_up")
-        if not noticed and seconds > LONG and told.draining is not None and held_sessions.lasts(told):
+        if not noticed and seconds > LONG and held_sessions.lasts(told):
             unchanged = state.sync_service.unchanged(answer, drain=told.draining, expires=told.expires)
             return _synced(state.metrics, unchanged, "after_wait")
         return _synced(state.metrics, await _answered(state, answer), "after_wait")

@@ -140,13 +140,15 @@ class HeldCall:
     """A call without news. Its answer may be held back until a wake-up for the bot arrives, or for as long as the bot
     is willing to wait; the session has to be renewed meanwhile.
 
-    expires: a monotonic time up to which the session surely lasts.
+    drain: whether an operator asked the bot to drain when the call was settled. A bot that says `ok` or `draining`
+        knows that. expires: a monotonic time up to which the session surely lasts.
     """
 
     bot: str
     bot_id: int
     epoch: int
     seq: int
+    drain: bool
     began: float
     expires: float
 

@@ -367,10 +367,11 @@ def _may_be_held(sync_call: SyncCall, call: NewCall) -> bool:
     if call.of_worker:
         return sync_call.changes_nothing
     has_leases = call.sync.leases or call.sync.unlisted or sync_call.due
-    told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
-    return not (has_leases or told_to_drain)
+    # A bot says `draining` because it was asked to drain. If it is not any more, this is news as the drain was.
+    knows = {BotStatus.OK.value: False, BotStatus.DRAINING.value: True}.get(call.sync.status, sync_call.bot.draining)
+    return not has_leases and knows == sync_call.bot.draining
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:
     bot, expires = sync_call.bot, call.began + sync_call.before + sync_call.remaining
-    return HeldCall(bot.name, bot.id, bot.epoch, call.sync.seq, call.began, expires)
+    return HeldCall(bot.name, bot.id, bot.epoch, call.sync.seq, bot.draining, call.began, expires)

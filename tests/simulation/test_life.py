@@ -57,14 +57,14 @@ def test_equal_seeds_live_equal_lives(made: Path) -> None:
     assert first.done == again.done
 
 
-def test_an_idle_bot_that_was_drained_for_a_while_runs_jobs_again(made: Path) -> None:
+def test_a_bot_that_was_drained_for_a_while_idle_or_at_work_runs_jobs_again(made: Path) -> None:
     settings, began = PoolSettings(), START.timestamp()
     bots_of = partial(
         simulated_bots,
         timing=settings.timing,
         fetch=FetchSettings(),
         cooldown=settings.quotas.of_evictions,
-        runs=lambda *_: Run(1.0),
+        runs=lambda *_: Run(15.0),
         seed=1,
     )
     with (
@@ -72,12 +72,15 @@ def test_an_idle_bot_that_was_drained_for_a_while_runs_jobs_again(made: Path) ->
         living(server.url, settings, bots_of, start=began, seed=1) as (pool, bots),
     ):
         bots.open(OpenSession(bot="bot", capacity=1))
-        for seconds, draining in ((10.0, True), (20.0, False)):
-            pool.run(began + seconds)
-            pool.database.run(partial(drain, name="bot", draining=draining, actor="op", reason=""))
-        pool.run(began + 30.0)
         job = JobRequest(command=["true"]).normal()
-        pool.database.run(lambda connection: submit(connection, [job], actor="op"))
-        pool.run(began + 60.0)
+        submits = partial(submit, requests=[job], actor="op")
+        drains, undrains = (
+            partial(drain, name="bot", draining=draining, actor="op", reason="") for draining in (True, False)
+        )
+        # The first drain meets it idle. The job that it runs at the second one ends before the drain does.
+        for seconds, act in ((10, drains), (20, undrains), (30, submits), (40, drains), (60, undrains), (70, submits)):
+            pool.run(began + seconds)
+            pool.database.run(act)
+        pool.run(began + 100.0)
         states = pool.database.run(lambda connection: [*connection.execute_sql("SELECT state FROM jobs")])
-    assert [row.state for row in states] == ["succeeded"]
+    assert [row.state for row in states] == ["succeeded"] * 2

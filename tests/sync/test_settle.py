@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from leasehold.errors import LeaseholdError
 
 from bots.protocol import Chunk, LeaseReport, Sync
 from bots.sync.call import HeldCall, NewCall
@@ -172,6 +173,23 @@ def test_a_held_call_is_answered_together_with_new_ones(pool: Pool) -> None:
     assert again == [plain(answer) for answer in answers[:2]], "whoever asks again gets the same"
 
 
+def test_a_bot_that_does_not_know_that_its_drain_is_over_is_told_at_once(pool: Pool) -> None:
+    sync_service, bot = pool.sync_service(), pool.bot("bot")
+
+    def asked(draining: bool, status: str) -> bytes | HeldCall | LeaseholdError:
+        pool.database.run(lambda c: drain(c, "bot", draining=draining, actor="test", reason="test"))
+        return sync_service.answer(new_calls(bot.message(status=status, wait=10.0)))[0]
+
+    assert plain(asked(True, "ok"))["drain"] is True
+    held = asked(True, "draining")
+    assert isinstance(held, HeldCall)
+    assert held.drain, "what is told of the bot from now on is compared with this"
+    # The drain ended while no call of the bot was held: it had none, or its gateway was away.
+    assert plain(asked(False, "draining"))["drain"] is False
+    assert isinstance(asked(False, "ok"), HeldCall)
+    assert isinstance(asked(True, "unhealthy"), HeldCall), "it takes no work anyway"
+
+
 def test_the_answer_to_a_held_call_writes_its_bot_only_to_renew_the_session(pool: Pool) -> None:
     ttl = pool.timing.ttl
     sync_service = pool.sync_service()
@@ -221,7 +239,7 @@ def test_two_calls_of_one_bot_are_not_settled_together(pool: Pool) -> None:
     before = tables(pool)
     with pytest.raises(ValueError, match="two calls of one bot"):
         bots[0].sync_service.answer(new_calls(first, bots[1].message(completed(works[1])), second))
-    waiting = HeldCall(first.bot, 1, first.epoch, first.seq, 0.0, 0.0)
+    waiting = HeldCall(first.bot, 1, first.epoch, first.seq, False, 0.0, 0.0)
     with pytest.raises(ValueError, match="two calls of one bot"):
         bots[0].sync_service.answer([waiting, NewCall(second, clock.monotonic())])
     assert tables(pool) == before

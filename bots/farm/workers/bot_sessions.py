@@ -147,7 +147,7 @@ class BotSessions:
         answer = await self._answered(self._call(sync))
         if isinstance(answer, Due):
             return answer
-        known = KnownState(answer.bot_id, answer.epoch, None, answer.expires)
+        known = KnownState(answer.bot_id, answer.epoch, answer.drain, answer.expires)
         watch.add(str(answer.bot_id), known.news)
         with self._held_sessions.renewing(known):
             await watch.wait(sync.wait)
