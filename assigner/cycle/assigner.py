@@ -477,7 +477,13 @@ class PriorityAgeAssigner:
                 attempts += 1  # a lost race tells nothing of the fleet, and any bot would not be as likely as any other
         if cycle.lost or hopeless or not sampling.enabled:
             if Input.TURNS not in strategy.inputs:
-                seen = samples.healthy_snapshot(connection, jobs, of_all=not sampling.enabled, inputs=strategy.inputs)
+                seen = samples.healthy_snapshot(
+                    connection,
+                    jobs,
+                    fleet=self._memory.fleet,
+                    of_all=not sampling.enabled,
+                    inputs=strategy.inputs,
+                )
                 hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
                 jobs = self._commit(connection, seen, cycle, round_number=0)
             stuck = {job.id for job in jobs}

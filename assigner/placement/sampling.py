@@ -433,13 +433,21 @@ def sample_snapshot(
 
 
 def healthy_snapshot(
-    connection: Connection, jobs: Sequence[ReadyJob], *, of_all: bool = False, inputs: Collection[Input] = ()
+    connection: Connection,
+    jobs: Sequence[ReadyJob],
+    *,
+    fleet: Fleet,
+    of_all: bool = False,
+    inputs: Collection[Input] = (),
 ) -> Snapshot:
     """Lock as many free bots for each group as it has jobs: the first ones that nobody else has locked.
 
-    They are chosen among some bots, or among all, however many these are, if `of_all` is true.
+    They are chosen among some bots, or among all, however many these are, if `of_all` is true. `fleet` is brought up to
+    date, as for a sample.
     """
-    groups = group_jobs(jobs)
+    fleet.refresh(connection)
+    required = {_requirement(job) for job in jobs}
+    groups = _groups(jobs, _domains(connection, fleet, required))
     found = [candidates.any_free(connection, group.wanted(1), of_all=of_all) for group in _with_preferred(groups)]
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if Input.SUCCESS in inputs else seen
@@ -465,12 +473,11 @@ def _groups(jobs: Sequence[ReadyJob], domain_of: Mapping[Requirement, Domain]) -
 
 
 def without_candidates(seen: Snapshot) -> list[Group]:
-    """The groups for which not one candidate was found, each of one instance and requirement set."""
+    """The groups for which not one candidate was found."""
     return [
-        each
+        group
         for nth, (group, found) in enumerate(zip(seen.groups, seen.candidates, strict=True))
         if not found and not seen.preferred.get(nth)
-        for each in group_jobs(group.jobs)
     ]
 
 

@@ -74,6 +74,26 @@ def test_after_the_last_round_any_healthy_bot_will_do(
     assert pool.queue_of(job).looks == 0
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_jobs_that_the_same_bots_could_take_fall_back_together_however_many_requirement_sets_they_have(
+    pool: Pool, enabled: bool
+) -> None:
+    pool.bot("small", properties={"version": ["0"]}, capacity=4)
+    pool.bot("large", properties={"version": [str(number) for number in range(20)]}, capacity=40)
+    for number in range(20):
+        pool.submit(instance=f"tenant-{number % 4}", properties={"version": str(number)})
+    assigner = pool.assigner(strategy={"kind": "capacity", "sampling": {"enabled": enabled}})
+    with pool.database.connect() as other, statements() as sent:
+        other.execute_sql("SELECT 1 FROM bots WHERE name = 'large' FOR UPDATE")
+        assigner.run_once()
+        other.rollback()
+    looks = [each for each in sent if "WITH w AS" in each and "SKIP LOCKED" in each]
+    assert len(looks) <= 2, "one for the jobs of both bots and one for those of the large one"
+    assert pool.row("SELECT count(*) AS leased FROM jobs WHERE state = 'leased'").leased == 1
+    assigner.run_once()
+    assert pool.row("SELECT count(*) AS leased FROM jobs WHERE state = 'leased'").leased == 20
+
+
 def test_the_pace_of_retries_is_a_setting(pool: Pool) -> None:
     (job,) = pool.submit()
     bot = pool.bot(sync_service=pool.sync_service(retry_base=100.0, retry_cap=150.0))
