@@ -26,7 +26,6 @@ from leasehold.errors import LeaseholdError
 from leasehold.runtime.call_messages import CallEnd
 
 from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext
-from bots.agent.attempts.endings import describe_exit
 from bots.agent.attempts.run import READY_AFTER
 from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
@@ -603,7 +602,7 @@ class TaskLauncher(Launcher):
             if source in self._sources.get_map():
                 self._sources.unregister(source)
         self._children.remove(child)
-        runs = list(child.runs.values())
+        runs, end = list(child.runs.values()), child.end
         for run in runs:
             self._end(run, child, lambda: None, quiet=False, reusable=False)
         if child.lost and not child.expired:
@@ -622,8 +621,7 @@ class TaskLauncher(Launcher):
             # The same, or the guardian is gone and the next message makes another one.
             self._start_at = clock.monotonic() + _FIRST_PAUSE
         elif child.serves is None:
-            ended = "the guardian is gone" if child.exit_code is None else describe_exit(child.exit_code)
-            self._failed(child.failure or f"its process ended: {ended}")
+            self._failed(child.failure or f"its process ended: {end}")
         else:
             _log.warning("a process of the app ended", app=self._name, process=child.pid, exit_code=child.exit_code)
 
@@ -642,9 +640,7 @@ class TaskLauncher(Launcher):
             run.end(code)
         else:
             beside = "" if alone else "; other tasks ran beside it"
-            run.end(
-                None, broken=f"the process of the task ended: {describe_exit(code) if code else 'exit code 0'}{beside}"
-            )
+            run.end(None, broken=f"the process of the task ended: {child.end}{beside}")
 
     def _sweep(self, child: WarmChild, runs: Sequence[TaskRun]) -> None:
         """Kill what a lost supervisor left, so that the end of its runs is not reported before it."""

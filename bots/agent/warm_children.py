@@ -30,7 +30,15 @@ from leasehold.runtime.call_messages import CallEnd, call_message, read_call, re
 from leasehold.wire import COMMAND
 
 from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext, StopReason
-from bots.agent.attempts.endings import SUPERVISOR_KILLED, Ending, Unable, complaining, inability, invalid
+from bots.agent.attempts.endings import (
+    SUPERVISOR_KILLED,
+    Ending,
+    Unable,
+    complaining,
+    describe_exit,
+    inability,
+    invalid,
+)
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
 from bots.agent.job_files import FileNames, numbered
@@ -199,6 +207,13 @@ class WarmChild:
         calls, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         calls.setblocking(False)
         return cls(site, control, ours, calls, inbox)
+
+    @property
+    def end(self) -> str:
+        """How the process of a child ended that is over and not yet cleared away."""
+        if self.exit_code is None:
+            return "the guardian is gone"
+        return describe_exit(self.exit_code, self.site.privileges) if self.exit_code else "exit code 0"
 
     def close(self, app: App) -> None:
         """Clear away what is left of a child that is over."""
@@ -598,8 +613,11 @@ class TaskRun(AttemptRun):
             outcome = self._outcome("failed", ending, reason=wire.escaped(blamed, 400))
         elif broken is not None:
             outcome = Outcome(verdict="error", reason=wire.escaped(broken, 400))
+        elif code is None:
+            outcome = Outcome(verdict="error", reason=SUPERVISOR_KILLED)
         else:
-            outcome = Outcome(verdict="error", reason=SUPERVISOR_KILLED) if code is None else self._ended(ending)
+            assert self.child is not None
+            outcome = self._ended(ending, self.child.site)
         self._finish(None if outcome is None else self._completed(outcome, told))
 
     def expire(self) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from leasehold.errors import BadInput, LeaseholdError
+from leasehold.states import EndKind, end_kind
 
 from bots.agent.agent import AgentSettings
 from bots.agent.attempts.attempt import Assignment, RunContext, StopReason
+from bots.agent.attempts.endings import describe_exit
 from bots.agent.attempts.run import Run
 from bots.agent.guardian import process_tree
 from bots.agent.isolation import job_accounts
@@ -384,6 +386,20 @@ def test_limits_become_files_of_a_cgroup_and_are_refused_without_its_controllers
     (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
     with pytest.raises(BadInput, match=f"cgroup: '{tmp_path}' does not have the controllers memory, pids"):
         Cgroups(tmp_path / "leasehold", limits)
+
+
+def test_a_command_that_the_kernel_killed_for_lack_of_memory_is_told_so(tmp_path: Path) -> None:
+    kept = Privileges(cgroup=str(tmp_path))
+    assert describe_exit(-9, kept) == "killed by SIGKILL", "the memory of its cgroup is not limited"
+    (tmp_path / "memory.max").write_text("536870912\n")
+    events = "low 0\nhigh 0\nmax 7\noom {}\noom_kill {}\noom_group_kill {}\n"
+    (tmp_path / "memory.events").write_text(events.format(0, 0, 0))
+    assert describe_exit(-9, kept) == "killed by SIGKILL", "it met its limit, and memory was found"
+    (tmp_path / "memory.events").write_text(events.format(1, 3, 1))
+    told = "killed by the kernel: it used all of its 512 MiB of memory (job_memory_mib)"
+    assert describe_exit(-9, kept) == told
+    assert describe_exit(-9, Privileges()) == "killed by SIGKILL"
+    assert end_kind("failed", told) is EndKind.KILLED
 
 
 @pytest.fixture

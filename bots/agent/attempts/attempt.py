@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from bots.agent.attempts.endings import Ending, Verdict, complaining, describe_exit
 from bots.agent.attempts.output import Output
-from bots.agent.isolation.containment import Containment
+from bots.agent.isolation.containment import Containment, Site
 from bots.agent.job_files import (
     Checkpoint,
     FileNames,
@@ -276,12 +276,12 @@ class AttemptRun(ABC):
             case _:
                 assert_never(cause)
 
-    def _ended(self, ending: Ending) -> Outcome:
+    def _ended(self, ending: Ending, site: Site) -> Outcome:
         """Return the outcome of a command that ended by itself with an exit code."""
         assert ending.exit_code is not None
         if ending.exit_code == 0:
             return self._outcome("succeeded", ending, reason=None)
-        return self._outcome("failed", ending, reason=describe_exit(ending.exit_code))
+        return self._outcome("failed", ending, reason=describe_exit(ending.exit_code, site.privileges))
 
     def _outcome(self, verdict: Verdict, ending: Ending, *, reason: str | None) -> Outcome:
         return Outcome(

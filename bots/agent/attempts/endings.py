@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 
 from leasehold import wire
 
+from bots.agent.isolation.cgroups import exceeded_memory
 from bots.agent.isolation.job_accounts import JobAccount
+from bots.agent.isolation.privileges import Privileges
 from bots.protocol import MAX_REASON, Outcome
 
 SUPERVISOR_KILLED = "the process that supervised the command was killed"
@@ -30,8 +32,11 @@ class Ending(NamedTuple):
     seconds: float | None = None
 
 
-def describe_exit(code: int) -> str:
-    """Describe an exit code other than 0."""
+def describe_exit(code: int, privileges: Privileges) -> str:
+    """Describe an exit code other than 0 of a process that had these privileges."""
+    limit = None if privileges.cgroup is None else exceeded_memory(privileges.cgroup)
+    if limit is not None:
+        return f"killed by the kernel: it used all of its {limit:,} MiB of memory (job_memory_mib)"
     if code > 0:
         return f"exit code {code}"
     try:

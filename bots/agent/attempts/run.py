@@ -250,4 +250,4 @@ class Run(AttemptRun):
             return self._stopped(self._cause, watch.ending)
         if watch.exit_code is None:
             return Outcome(verdict="error", reason=SUPERVISOR_KILLED)
-        return self._ended(watch.ending)
+        return self._ended(watch.ending, site)

@@ -113,6 +113,16 @@ class Cgroups:
         (self.parent / "cgroup.subtree_control").write_text(wanted)
 
 
+def exceeded_memory(cgroup: str) -> int | None:
+    """Return the limit of memory, in MiB, if the kernel has killed processes of this cgroup because they reached it."""
+    made = Path(cgroup)
+    try:
+        events = dict(line.split() for line in (made / "memory.events").read_text().splitlines())
+        return int((made / "memory.max").read_text()) >> 20 if int(events["oom_kill"]) else None
+    except FileNotFoundError:  # its memory is not limited
+        return None
+
+
 def _mount() -> Path:
     for line in _MOUNTS.read_text().splitlines():
         left, _, right = line.partition(" - ")
