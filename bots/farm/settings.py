@@ -133,7 +133,7 @@ class FarmSettings(BaseModel):
     staging_seconds: seconds that an action may take beside its own time-out, to fetch its inputs and store its outputs.
     queue_seconds: seconds that an action may wait for a bot; then its client is told why none has taken it. Unset: it
         waits for ever, unless operators set a ceiling.
-    abandoned_seconds: seconds after which an action is withdrawn whose client has gone, such as Bazel at Ctrl-C. A
+    abandoned_seconds: seconds after which an action is withdrawn whose client has gone, as most do at Ctrl-C. A
         client that has only lost its connection comes back sooner. It goes on for others who want it. Unset: it goes
         on.
     metadata: which of the build's facts that clients tell are kept with each job, to find and cancel all of a build.

@@ -32,6 +32,7 @@ from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
 from bots.farm.storage.upstream import CAPABILITIES, Digest
 from bots.gateway.workers import WorkerPool
+from schema.moves.cancel import cancel
 from schema.moves.waiting import abandon
 from schema.postgres.engine import libpq_url
 from schema.requests import JobRequest
@@ -113,12 +114,16 @@ def test_a_cancelled_submission_ends_and_the_job_only_with_the_last_of_them(farm
         streams = [client.execute(digest), client.execute(digest)]
         names = [next(each).name for each in streams]
         assert len({*names}) == 2
-        for name, stream, after in zip(names, streams, ("queued", "cancelled"), strict=True):
-            client.cancel(name)
-            *_, last = stream
-            response = remote_execution_pb2.ExecuteResponse.FromString(last.response.value)
-            assert (last.done, response.status.code) == (True, code_pb2.CANCELLED)
-            assert states(farm) == [after]
+        first = [names[0].rpartition("/")[2]]
+        farm.pool.database.run(lambda each: cancel(each, first, instances=None, sync=1.0, actor="operator:1"))
+        (*_, last), told = streams[0], "cancelled by operator:1; the job goes on for others who share it"
+        status = response_of(last).status
+        assert (last.done, status.code, status.message) == (True, code_pb2.FAILED_PRECONDITION, told)
+        assert states(farm) == ["queued"]
+        client.cancel(names[1])
+        *_, last = streams[1]
+        assert (last.done, response_of(last).status.code) == (True, code_pb2.CANCELLED)
+        assert states(farm) == ["cancelled"]
         name = next(client.execute(digest)).name
         with psycopg.connect(libpq_url(farm.pool.database.url)) as holder, ThreadPoolExecutor() as crew:
             holder.execute("SELECT FROM leasehold.jobs FOR UPDATE")
@@ -255,7 +260,9 @@ def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_b
         assert response_of([*other][-1]).status.code == code_pb2.UNAVAILABLE
         assert operate("cancel", "--all", "--meta", "invocation=build-7")[0] == 0
         (*_, last) = streams[1]
-        assert response_of(last).status.code == code_pb2.CANCELLED
+        status = response_of(last).status
+        assert status.code == code_pb2.FAILED_PRECONDITION, "Bazel would send the action again"
+        assert status.message.startswith("cancelled by operator:")
     farm.stop()
     (build,) = pool.database.run(lambda connection: builds.newest(connection, instances=None, instance=None, limit=9))
     counted = ("invocation", "cached", "joined", "made", "waiting", "running", "failed", "cancelled", "bots")

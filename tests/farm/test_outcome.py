@@ -58,7 +58,7 @@ def test_every_state_has_a_stage_and_every_end_a_code() -> None:
         (D, "waited longer than its queue timeout", None, (code.UNAVAILABLE, False, "waited", False)),
         (D, "its bot was lost three times", None, (code.FAILED_PRECONDITION, False, "lost", False)),
         (D, "every attempt ended without a result", None, (code.INTERNAL, False, "every attempt", False)),
-        (C, "cancelled before it started", None, (code.CANCELLED, False, "cancelled", False)),
+        (C, "cancelled before it started", None, (code.CANCELLED, False, "cancelled before it started", False)),
     ):
         told = outcome.left(result)
         found = outcome.response(state, reason, told, job="1")
@@ -66,6 +66,13 @@ def test_every_state_has_a_stage_and_every_end_a_code() -> None:
         seen = (found.status.code, found.HasField("result"), expected[2] in found.status.message, kept)
         assert seen == (*expected[:2], True, expected[3]), (state, reason, found)
         assert not outcome.is_cached(state, told, cacheable=False)
+    for by, told in (
+        ("farm:submitter:1", (code.CANCELLED, "cancelled")),
+        ("farm:abandoned", (code.CANCELLED, "cancelled")),
+        ("submitter:1", (code.FAILED_PRECONDITION, "cancelled by submitter:1")),
+    ):
+        status = outcome.response(C, None, outcome.left(None), job="1", cancelled_by=by).status
+        assert (status.code, status.message) == told, "only what its client has cancelled has that code"
 
 
 def test_missing_inputs_are_named_and_those_that_have_come_meanwhile_are_a_reason_to_try_again() -> None:

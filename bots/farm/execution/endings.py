@@ -131,7 +131,9 @@ class Endings:
             reason = reason if why is None else f"{reason}; it did not run because {why}"
         elif outcome.is_suspect(ended.state, reason, told):
             missing = tuple(await self._missing(job, ended))
-        response = outcome.response(ended.state, reason, told, job=job, missing=missing)
+        response = outcome.response(
+            ended.state, reason, told, job=job, missing=missing, cancelled_by=ended.cancelled_by
+        )
         self._metrics.ended(response.status.code)
         return response
 
@@ -143,7 +145,8 @@ class Endings:
                 told = outcome.left(ended.result)
                 if told.stored is not None:
                     told = await self._fetched(told, told.stored)
-                found[job] = outcome.response(ended.state, ended.reason, told, job=job)
+                by = ended.cancelled_by
+                found[job] = outcome.response(ended.state, ended.reason, told, job=job, cancelled_by=by)
         return found
 
     async def _missing(self, job: str, ended: Ended) -> Sequence[Digest]:

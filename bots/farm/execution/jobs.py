@@ -19,7 +19,7 @@ from bots.gateway.workers import Batcher, WorkerPool
 from schema.moves.submit import Submitted
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.postgres.fragments import JOB_REASON, SUBMISSIONS, WITHDRAWN_SUBMISSIONS
+from schema.postgres.fragments import JOB_REASON, SUBMISSIONS
 from schema.postgres.statements import Statement
 from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.tables.jobs import OF_ACTION
@@ -35,9 +35,16 @@ FROM ({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id =
 JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
 WHERE {OWN}
 """)
+#: The submissions of job `j` that were withdrawn, and who did so; null without any.
+WITHDRAWN = """
+    CASE WHEN j.abandoned_at IS NOT NULL
+            OR EXISTS (SELECT FROM job_followers f WHERE f.job_id = j.id AND f.cancelled_at IS NOT NULL)
+        THEN (SELECT jsonb_object_agg(e.details->>'submission', e.actor) FROM stored_events e
+            WHERE e.job_id = j.id AND e.move = 'withdraw') END"""
+
 # Jobs by their own public ids.
 NEWS = Statement(f"""
-SELECT j.public_id AS id, j.state, j.queued_at, {WITHDRAWN_SUBMISSIONS} AS withdrawn, last.bot
+SELECT j.public_id AS id, j.state, j.queued_at, {WITHDRAWN} AS withdrawn, last.bot
 FROM jobs j LEFT JOIN LATERAL (
     SELECT b.name AS bot FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
@@ -45,7 +52,10 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 # A dead job has no result that counts, but its last attempt, of the fence before, may have left why it was not run.
 END = Statement(f"""
-SELECT j.public_id AS id, j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot
+SELECT j.public_id AS id, j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot,
+    CASE WHEN j.state = 'cancelled' THEN (
+        SELECT e.actor FROM stored_events e WHERE e.job_id = j.id AND e.move = 'cancel'
+        ORDER BY e.id DESC LIMIT 1) END AS cancelled_by
 FROM jobs j JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
 LEFT JOIN job_results r ON r.job_id = j.id AND r.fence = coalesce(j.result_fence, j.fence - 1)
 LEFT JOIN LATERAL (
@@ -96,11 +106,11 @@ class Found:
 
 @dataclass(frozen=True)
 class News:
-    """How a job stands. withdrawn: ids of its cancelled submissions. bot: that has it, or had it last."""
+    """How a job stands. withdrawn: cancelled submissions, and who cancelled each. bot: that has it, or had it last."""
 
     state: JobState
     queued_at: datetime
-    withdrawn: frozenset[str]
+    withdrawn: Mapping[str, str]
     bot: str | None
 
     @property
@@ -111,13 +121,14 @@ class News:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that is over: what its newest attempt left, and the bot that ran it."""
+    """A job that is over: what its newest attempt left, the bot that ran it, and who cancelled it, if anybody."""
 
     state: JobState
     reason: str | None
     payload: Mapping[str, Any]
     result: str | None
     bot: str | None
+    cancelled_by: str | None
 
 
 class Jobs:
@@ -221,8 +232,7 @@ def read_news(connection: Connection, jobs: Sequence[str]) -> Mapping[str, News 
     """Return how jobs stand, by their own ids; None for one that is not kept any more."""
     rows = connection.execute(NEWS, {"ids": list(jobs)})
     return dict.fromkeys(jobs) | {
-        str(row.id): News(JobState(row.state), row.queued_at, frozenset(map(str, row.withdrawn)), row.bot)
-        for row in rows
+        str(row.id): News(JobState(row.state), row.queued_at, row.withdrawn or {}, row.bot) for row in rows
     }
 
 
@@ -230,7 +240,7 @@ def read_ends(connection: Connection, jobs: Sequence[str]) -> Mapping[str, Ended
     """Return what became of jobs of the door, by their own ids; of those that are over."""
     rows = connection.execute(END, {"ids": list(jobs)})
     return {
-        str(row.id): Ended(JobState(row.state), row.reason, row.payload, row.result, row.bot)
+        str(row.id): Ended(JobState(row.state), row.reason, row.payload, row.result, row.bot, row.cancelled_by)
         for row in rows
         if row.state in FINAL
     }

@@ -15,6 +15,7 @@ from google.rpc import code_pb2
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, WAITING, EndKind, JobState, end_kind
 
+from bots.farm.identity import ACTOR
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import violations
 from bots.farm.storage.upstream import Digest, parsed
@@ -77,18 +78,41 @@ def is_suspect(state: JobState, reason: str | None, told: Left) -> bool:
     """Return whether an action could not be run, maybe for lack of inputs, so that the door looks for them."""
     if state is JobState.CANCELLED:
         return False
-    code, _ = _verdict(state, reason or "", told, 0)
+    code, _ = _verdict(state, reason or "", told)
     return bool(told.code == code_pb2.FAILED_PRECONDITION or code == code_pb2.INTERNAL)
 
 
-def response(state: JobState, reason: str | None, told: Left, *, job: str, missing: Sequence[Digest] = ()) -> Any:
+def cancelled(by: str | None, *, rest: str = "") -> tuple[int, str]:
+    """Return code and message for what was cancelled. by: the actor. rest: the end of the message.
+
+    A client takes the code CANCELLED for its own doing, and Bazel then sends the action again if it has not asked for
+    that. So the code stands for what the door was asked to cancel, or has withdrawn because the client had gone.
+    """
+    if by is None or by.startswith(ACTOR):
+        return code_pb2.CANCELLED, f"cancelled{rest}"
+    return code_pb2.FAILED_PRECONDITION, f"cancelled by {by}{rest}"
+
+
+def response(
+    state: JobState,
+    reason: str | None,
+    told: Left,
+    *,
+    job: str,
+    missing: Sequence[Digest] = (),
+    cancelled_by: str | None = None,
+) -> Any:
     """Return the ExecuteResponse of a job that is over.
 
-    job: its id, by which `leasehold show` tells more. missing: inputs that the storage does not have.
+    job: its id, by which `leasehold show` tells more. missing: inputs that the storage does not have. cancelled_by: who
+    has cancelled it.
     """
     if state is JobState.DEAD:
         told = Left(message=told.message)
-    code, message = _verdict(state, reason or "", told, len(missing))
+    if state is JobState.CANCELLED:
+        code, message = cancelled(cancelled_by, rest=(reason or "").removeprefix("cancelled"))
+    else:
+        code, message = _verdict(state, reason or "", told, len(missing))
     found = remote_execution_pb2.ExecuteResponse(message=f"job {job}")
     found.status.code = code
     found.status.message = message
@@ -99,10 +123,8 @@ def response(state: JobState, reason: str | None, told: Left, *, job: str, missi
     return found
 
 
-def _verdict(state: JobState, reason: str, told: Left, missing: int) -> tuple[int, str]:
-    """Code and message for a job in a final state. missing: inputs that the storage does not have."""
-    if state is JobState.CANCELLED:
-        return code_pb2.CANCELLED, reason or "cancelled"
+def _verdict(state: JobState, reason: str, told: Left, missing: int = 0) -> tuple[int, str]:
+    """Code and message for a job that has ended otherwise. missing: inputs that the storage does not have."""
     if state in (JobState.SUCCEEDED, JobState.FAILED) and told.code == code_pb2.OK:
         return code_pb2.OK, ""
     if missing:

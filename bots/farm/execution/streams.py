@@ -12,14 +12,13 @@ from typing import Any
 
 import grpc.aio
 from google.longrunning.operations_proto_pb2 import Operation
-from google.rpc import code_pb2
 from leasehold.errors import BadInput, Forbidden
 
 from bots.farm.execution import actions
 from bots.farm.execution.builds import Builds
 from bots.farm.execution.endings import Endings, Gone, cached_result, read_action
 from bots.farm.execution.jobs import Found, Jobs, News
-from bots.farm.execution.outcome import STAGES
+from bots.farm.execution.outcome import STAGES, cancelled
 from bots.farm.execution.request_metadata import metadata
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
@@ -32,9 +31,6 @@ from bots.gateway.workers import WorkerPool
 from schema.moves import cancel as cancel_moves
 from schema.requests import JobRequest
 from schema.validation import PRIORITY_MAX, PRIORITY_MIN
-
-#: A reason for the end of a submission that its caller has withdrawn from a job which goes on for others.
-WITHDRAWN = "cancelled; the job goes on for others who share it"
 
 
 class Execution:
@@ -219,7 +215,8 @@ def operation(found: Found, news: News, response: Any, *, digest: Digest | None 
     """Return a submission as an operation. response: the ExecuteResponse of its job, None while that is not over."""
     if found.id in news.withdrawn:
         response = remote_execution_pb2.ExecuteResponse(message=f"job {found.job}")
-        response.status.code, response.status.message = code_pb2.CANCELLED, WITHDRAWN
+        told = cancelled(news.withdrawn[found.id], rest="; the job goes on for others who share it")
+        response.status.code, response.status.message = told
     return _operation(operation_name(found.instance, found.id), digest, news, response)
 
 

@@ -1,6 +1,6 @@
 """What becomes of an action whose client has gone: after a while its submission is withdrawn.
 
-Clients that end, such as Bazel at Ctrl-C, cancel nothing. One that has only lost its door comes back in seconds, to any
+Clients that end, as at Ctrl-C, cancel nothing. One that has only lost its door comes back in seconds, to any
 door. So the database has, for each submission, the time until which it counts. Every door moves that time ahead for the
 submissions that its clients watch, and withdraws submissions whose time is over. A door that could not write for a
 while withdraws nothing at first: perhaps no door could write, while clients waited at each of them.
