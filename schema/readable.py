@@ -10,7 +10,7 @@ or a name, is never cut.
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from leasehold.errors import NoAnswer, NotReady
 from leasehold.wire import escaped, printable, suggestion
 
 if TYPE_CHECKING:
@@ -297,6 +298,24 @@ def tell(text: str) -> None:
     console = Console(stderr=True, highlight=False, markup=False)
     for line in divided(text, console):
         console.print(Text(line), soft_wrap=True)
+
+
+@contextmanager
+def going_on(told: Callable[[], str | None]) -> Iterator[None]:
+    """Whatever ends a wait, Ctrl-C or a server that is away, say what goes on without it.
+
+    told: returns that sentence, None if there is nothing yet. Raises click's Abort after Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (sentence := told()) is not None:
+            tell(f"\n{sentence}")
+        raise click.Abort from None
+    except (NoAnswer, NotReady) as away:
+        if (sentence := told()) is not None:
+            away.add_note(sentence)
+        raise
 
 
 def divided(text: str, console: "Console") -> Iterator[str]:

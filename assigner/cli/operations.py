@@ -15,7 +15,7 @@ from assigner.cli.resources import group
 from assigner.operator_resources.declaration import Resource
 from assigner.operator_resources.registry import RESOURCES
 from schema import clock
-from schema.readable import Column, Group, moment, table
+from schema.readable import Column, Group, going_on, moment, table
 from schema.tenancy import drains
 from schema.validation import check_name
 
@@ -80,10 +80,13 @@ def _drain_instance(calling: Calling) -> click.Command:
         wish = {"draining": True, "reason": reason} | ({} if deadline is None else {"deadline": deadline})
         with caller.client() as gateway:
             gateway.call("POST", f"/v1/instances/{name}/drain", body=wish)
-            while wait and (leases := gateway.call("GET", f"/v1/instances/{name}/drain")["leases"]) != 0:
-                if leases is None:
-                    raise LeaseholdError(f"instance '{name}' is no longer draining: another operator ended the drain")
-                clock.sleep(LOOK)
+            with going_on(lambda: f"the drain goes on: `leasehold instance undrain {name}` ends it"):
+                while wait and (leases := gateway.call("GET", f"/v1/instances/{name}/drain")["leases"]) != 0:
+                    if leases is None:
+                        raise LeaseholdError(
+                            f"instance '{name}' is no longer draining: another operator ended the drain"
+                        )
+                    clock.sleep(LOOK)
         _told(caller, name, draining=True, done="runs no more jobs" if wait else "starts no more jobs")
 
     return command
@@ -142,8 +145,9 @@ def assigners(calling: Calling) -> click.Command:
         """Ask an assigner process to place no more jobs; its upkeep goes on. It follows within seconds."""
         with caller.client() as gateway:
             gateway.call("POST", _assigner(name) + "/drain", body={"draining": True, "reason": reason})
-            while wait and _state(gateway, name) not in OUT_OF_SERVICE:
-                clock.sleep(LOOK)
+            with going_on(lambda: f"the drain goes on: `leasehold assigners undrain {name}` ends it"):
+                while wait and _state(gateway, name) not in OUT_OF_SERVICE:
+                    clock.sleep(LOOK)
         done = "places nothing any more" if wait else "is asked to place nothing"
         _told(caller, name, draining=True, done=done)
 

@@ -18,7 +18,7 @@ from bots.cli.output import Record
 from bots.cli.waiting import as_written, finish, interruptible
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
-from schema.readable import Column, Group, plural, table, tell
+from schema.readable import Column, Group, going_on, plural, table, tell
 
 # The command `explain`
 
@@ -298,10 +298,11 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
         raise BadInput("--undo", "cannot be combined with --wait or --deadline")
     with caller.client() as client:
         answer = client.drain(name, draining=not undo, reason=reason, deadline=deadline)
-        while wait and (bot := client.bot(name))["leases"]:
-            if not bot["draining"]:
-                raise LeaseholdError(f"bot '{name}' is no longer draining: another operator ended the drain")
-            clock.sleep(DRAIN_LOOK)
+        with going_on(lambda: f"the drain goes on: `leasehold bots drain {name} --undo` ends it"):
+            while wait and (bot := client.bot(name))["leases"]:
+                if not bot["draining"]:
+                    raise LeaseholdError(f"bot '{name}' is no longer draining: another operator ended the drain")
+                clock.sleep(DRAIN_LOOK)
     if caller.json:
         output.print_json(answer)
     else:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import IO, Any
 
 import click
+from leasehold.client import Client, Job
 from leasehold.errors import KEY_TAKEN, BadInput, Conflict
 
 from bots.cli import options as option_helpers
@@ -15,7 +16,7 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.jobs import print_plan
 from bots.cli.waiting import NAMED, finish_file, follow_command
 from schema import clock
-from schema.readable import tell
+from schema.readable import plural, tell
 
 
 @click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})
@@ -96,7 +97,7 @@ def submit(
             if plan:
                 _print_plans(client.plan(jobs) if file else [client.plan_one(jobs[0])], lines, caller=caller)
                 return 0
-            taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
+            taken = _submit_file(client, jobs, lines) if file else [client.submit_one(jobs[0])]
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
                 tell(_told_of_start(jobs[0]["schedule_after"]))
@@ -114,6 +115,25 @@ def submit(
         if wait:
             finish_file(client, list(dict.fromkeys(ids)), caller=caller, quiet=quiet)
     return 0
+
+
+def _submit_file(client: Client, jobs: Sequence[Mapping[str, Any]], lines: Sequence[int]) -> list[Job]:
+    """Submit the jobs of a file. Of one that is sent in parts, tell how far it is, also if that is all on Ctrl-C."""
+    so_far: list[Job] = []
+
+    def part(submitted: list[Job]) -> None:
+        so_far[:] = submitted
+        tell(f"{len(submitted):,} of {plural(len(jobs), 'job')} are submitted")
+
+    try:
+        return client.submit(jobs, told=part)
+    except KeyboardInterrupt:
+        if so_far:
+            ends = f"from {so_far[0].id} to {so_far[-1].id}, that of line {lines[len(so_far) - 1]:,}"
+            tell(f"\n{plural(len(so_far), 'job')} are submitted and go on, {ends}; those of the next lines may be, too")
+        else:
+            tell("\nthe jobs may be submitted or not: `leasehold list` shows the newest")
+        raise click.Abort from None
 
 
 @contextmanager

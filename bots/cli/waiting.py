@@ -7,7 +7,7 @@ standard error, so that `$(leasehold submit --wait -- COMMAND)` is the output of
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -20,7 +20,7 @@ from bots.cli import output
 from bots.cli.caller import Caller
 from bots.cli.output import Record
 from schema import clock
-from schema.readable import divided, plural, tell
+from schema.readable import divided, going_on, plural, tell
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -34,21 +34,17 @@ SILENCE = 10.0
 NAMED = 20
 
 
-@contextmanager
-def interruptible(ids: Sequence[str]) -> Iterator[None]:
-    """On Ctrl-C, say that the jobs go on and how to follow or cancel them; raises click's Abort."""
-    try:
-        yield
-    except KeyboardInterrupt:
+def interruptible(ids: Sequence[str]) -> AbstractContextManager[None]:
+    """Say that these jobs go on and how to follow or cancel them, whatever ends the wait for them; see `going_on`."""
+
+    def hint() -> str:
         if len(ids) == 1:
-            hint = f"job {ids[0]} goes on: `leasehold logs --follow {ids[0]}`, or `leasehold cancel {ids[0]}`"
-        else:
-            hint = (
-                f"{len(ids):,} jobs go on, from {ids[0]} to {ids[-1]}: `leasehold list --limit {len(ids)}` shows them, "
-                "`leasehold wait ID…` waits again, `leasehold cancel ID…` cancels"
-            )
-        tell(f"\n{hint}")
-        raise click.Abort from None
+            return f"job {ids[0]} goes on: `leasehold logs --follow {ids[0]}`, or `leasehold cancel {ids[0]}`"
+        listed = f"`leasehold list --limit {min(len(ids), wire.MAX_LIST)}` shows them"
+        others = "`leasehold wait ID…` waits again, `leasehold cancel ID…` cancels"
+        return f"{len(ids):,} jobs go on, from {ids[0]} to {ids[-1]}: {listed}, {others}"
+
+    return going_on(hint)
 
 
 def follow_command(client: Client, id: str, *, caller: Caller, quiet: bool) -> int:
@@ -336,9 +332,17 @@ def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bo
 def graph_progress() -> Iterator[Callable[[Record], None]]:
     """Show how many nodes of a graph have ended; gives what takes the graph each time that it was looked at.
 
-    On Ctrl-C, says that the graph goes on; raises click's Abort then.
+    Says that the graph goes on, whatever ends the wait; see `going_on`.
     """
     seen: list[tuple[Record, Tally, Display]] = []
+
+    def hint() -> str | None:
+        ids = [graph["id"] for graph, _, _ in seen]
+        return (
+            f"graph {ids[0]} goes on: `leasehold graph wait {ids[0]}`, or `leasehold graph cancel {ids[0]}`"
+            if ids
+            else None
+        )
 
     def told(graph: Record) -> None:
         ended = Counter({state: graph[state] for state in map(str, FINAL) if graph[state]})
@@ -350,12 +354,8 @@ def graph_progress() -> Iterator[Callable[[Record], None]]:
             display.update()
 
     try:
-        yield told
-    except KeyboardInterrupt:
-        for graph, _, _ in seen:
-            id = graph["id"]
-            tell(f"\ngraph {id} goes on: `leasehold graph wait {id}`, or `leasehold graph cancel {id}`")
-        raise click.Abort from None
+        with going_on(hint):
+            yield told
     finally:
         for _, _, display in seen:
             display.close()

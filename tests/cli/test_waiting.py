@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.states import FINAL
 
 from assigner.cli import errors
 from assigner.cli.main import cli
 from bots.cli import waiting
-from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final, in_turn, problem
+from tests.support.http import (
+    JOB_COMMANDING,
+    OTHER,
+    Answer,
+    Gateway,
+    ReceivedRequest,
+    client_for,
+    final,
+    in_turn,
+    problem,
+)
 from tests.support.patience import wait_instead
 from tests.support.screens.terminal import on_a_terminal
 
@@ -167,6 +178,57 @@ def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(
     assert code == 130
     assert [hint for hint in hints if hint not in text] == []
     assert not [path for path in stands.paths() if "cancel" in path], "the jobs stay"
+
+
+def test_a_server_that_goes_away_leaves_the_id_of_the_job_to_go_on_with(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.cli.caller.Caller.client", lambda _: client_for(stands.url, patience=0.0))
+    graph = {"id": OTHER, "name": "g", "state": "active", "nodes": 1, **dict.fromkeys(map(str, FINAL), 0)}
+    stands.script = in_turn(Answer({"jobs": [{"id": JOB_COMMANDING, "created": True}]}), AWAY)
+    assert errors.run(cli, ["submit", "--wait", "--", "work"]) == 3
+    assert f"; job {JOB_COMMANDING} goes on: `leasehold logs --follow" in capsys.readouterr().err
+    stands.script = in_turn(AWAY)
+    assert errors.run(cli, ["wait", JOB_COMMANDING, OTHER]) == 3
+    assert "; 2 jobs go on, from " in capsys.readouterr().err
+    stands.script = in_turn(Answer(graph), AWAY)
+    assert errors.run(cli, ["graph", "wait", "g"]) == 3
+    assert f"; graph {OTHER} goes on: `leasehold graph wait {OTHER}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bots drain b1", "instance drain team-a", "assigners drain a1"])
+def test_ctrl_c_says_that_the_drain_goes_on(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    wait_instead(monkeypatch, "sleep", interrupted)
+    stands.script = in_turn(Answer({"leases": 2, "draining": True, "state": "running"}))
+    assert errors.run(cli, [*command.split(), "--wait"]) == 130
+    assert capsys.readouterr().err.startswith("\nthe drain goes on: `leasehold ")
+
+
+def test_ctrl_c_in_a_large_file_says_how_much_of_it_is_submitted(
+    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs.jsonl").write_text('\n{"command": ["true"]}' * 3)
+    monkeypatch.setattr("leasehold.client.MAX_JOBS", 2)
+    stands.script = in_turn(Answer({"jobs": [{"id": id, "created": True} for id in (JOB_COMMANDING, OTHER)]}))
+    told: list[str] = []
+
+    def interrupting(text: str) -> None:
+        told.append(text)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("bots.cli.submit.tell", interrupting)
+    assert errors.run(cli, ["submit", "--file", str(tmp_path / "jobs.jsonl")]) == 130
+    ends = f"from {JOB_COMMANDING} to {OTHER}, that of line 3"
+    assert told == [
+        "2 of 3 jobs are submitted",
+        f"\n2 jobs are submitted and go on, {ends}; those of the next lines may be, too",
+    ]
 
 
 # Watching

@@ -229,8 +229,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def submit(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
+    def submit(
+        self, jobs: Iterable[Mapping[str, Any]], *, told: Callable[[list[Job]], object] | None = None
+    ) -> list[Job]:
         """Submit job requests; the answers have the order of the requests.
+
+        told: called after each part but the last with the jobs so far.
 
         A job without a key gets a random one, so that no retry can submit it twice. More than 10,000 jobs or 8 MB are
         sent in parts, and in smaller parts if a proxy accepts less. If a later part is refused, the earlier parts stay
@@ -260,6 +264,8 @@ class Client:
                     Job(id=job["id"], created=job["created"], advice=advice.get(index))
                     for index, job in enumerate(answer["jobs"])
                 ]
+                if left and told is not None:
+                    told(answers)
         return answers
 
     def plan(self, jobs: Iterable[Mapping[str, Any]]) -> Records:
