@@ -7,7 +7,7 @@ execute it.
 import collections
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -106,5 +106,5 @@ class Result(Generic[T]):
 @lru_cache(_KEPT)
 def row_maker(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
     """A function that makes a row of values of these columns. A name that Python does not allow becomes its place."""
-    make: Callable[[Sequence[Any]], Row] = namedtuple_of("Row", names, rename=True)._make
-    return make
+    # A row has as many values as it has names. `_make` would count them, which takes longer than making the row.
+    return partial(tuple.__new__, namedtuple_of("Row", names, rename=True))
