@@ -262,7 +262,7 @@ class SimulatedBots:
 
     def _obey(self, bot: SimulatedBot, answer: Due, now: float) -> None:
         """Begin what is new, stop what shall stop, forget what is settled, and plan the next call."""
-        wanted = {str(lease.public_id): lease for lease in answer.leases}
+        wanted = {lease.public_id: lease for lease in answer.leases}
         for job, held in list(bot.held.items()):
             if job not in wanted or wanted[job].fence != held.fence:
                 del bot.held[job]

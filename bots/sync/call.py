@@ -4,7 +4,7 @@ leases."""
 import base64
 import binascii
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ def compare(
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
     for lease in held:
-        report = said.pop((str(lease.public_id), lease.fence), None)
+        report = said.pop((lease.public_id, lease.fence), None)
         verdict, details, result = None, dict[str, Any](), None
         if report is not None:
             _note_left(account, report, bot_id, epoch)
@@ -203,6 +203,8 @@ class SyncCall:
     #: The bot's live leases before the call.
     held: list[Row] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
+    #: The jobs whose starts calls of the batch have reported.
+    started: Collection[int] = ()
     #: The attempts that the call has ended.
     ended: list[EndedAttempt] = field(default_factory=list)
     #: The leases that the call has begun.
@@ -265,7 +267,7 @@ class SyncCall:
         if sync is None or self.account.started:
             return False
         listed = {(report.job, report.fence) for report in sync.leases if report.state == "active"}
-        due = {(str(lease.public_id), lease.fence) for lease in self.due if lease.state == LeaseState.ACTIVE}
+        due = {(lease.public_id, lease.fence) for lease in self.due if lease.state == LeaseState.ACTIVE}
         return listed == due and len(due) == len(self.due) == len(sync.leases)
 
     @property

@@ -9,26 +9,29 @@ from typing import Any
 from bots.sync.call import SyncCall
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.sql import NOT_OVER
+from schema.states import LeaseState
 
 #: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
 JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
 # ones. So entries of leases that have ended are never read.
+_JOB = ("id", "public_id", "attempts", "timeout_seconds")
 _LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
 
 
-def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
+def _found(*of_job: str, but: str = "coalesce(c.jobs, '{}')") -> str:
     """The leases that are known, and the others of the same bots.
 
     With `:changed`, of the others only those that the bot was not told of as they are.
 
-    more: SQL expressions for what each of the others, `l`, has beside the columns of a lease, as the known ones do.
+    of_job: columns of its job that each of the others has beside those of a lease, as the known ones do.
     but: SQL expression for an array of the jobs whose leases are not among the others.
     """
-    columns = ", ".join(["l.*", *more])
+    columns = ", ".join(["l.*", *(f"j.{column}" for column in of_job)])
+    job = f"CROSS JOIN LATERAL (SELECT {', '.join(of_job)} FROM jobs WHERE id = l.job_id OFFSET 0) j" if of_job else ""
     latest = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but=but)
     return f"""counted AS MATERIALIZED (
     SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
@@ -38,29 +41,36 @@ def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
     SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
     LEFT JOIN counted c ON c.bot_id = b.id
     CROSS JOIN LATERAL {latest} l
+    {job}
     WHERE NOT :changed OR l.state <> 'pending' OR l.delivered_at IS NULL
 )"""
 
 
-# Before the call: leases that the bot reports are known, if they are live.
+# Before the call: leases that the bot reports are known, if they are live. Of those that run, what is read suffices to
+# tell the bot of them.
 HELD_LEASES = Statement(f"""
 WITH known AS MATERIALIZED (
-    SELECT DISTINCT ON (l.job_id) l.*, k.job AS public_id
+    SELECT DISTINCT ON (l.job_id) l.*, j.*
     FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS uuid[]), CAST(:known_fences AS bigint[]))
         AS k (bot_id, job, fence)
-    CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = k.job OFFSET 0) j
+    CROSS JOIN LATERAL (SELECT {", ".join(_JOB)} FROM jobs WHERE public_id = k.job OFFSET 0) j
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = j.id AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_found("(SELECT public_id FROM jobs WHERE id = l.job_id)")}
-SELECT bot_id, job_id, public_id, fence, state FROM found ORDER BY job_id
+), {_found(*_JOB)}
+SELECT l.bot_id, l.job_id, CAST(l.public_id AS text) AS public_id, l.fence, l.state, l.units, i.name AS instance,
+    l.attempts, l.timeout_seconds,
+    CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
+    NULL AS payload, NULL AS gpus, NULL AS checkpoint
+FROM found l JOIN instances i ON i.id = l.instance ORDER BY l.job_id
 """)
 # The numbers of the GPUs that a lease of a constrained job has taken; null for none.
 _GPUS = r"""(
         SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
         FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
         WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
-# After the call: leases that were held and have not ended are known. Those that the call has begun are left out: the
-# grant has returned what the bot is told of them. Payload and checkpoint are sent until the bot reports the lease.
+# After the call: leases that were held and have not begun to run are known. Those that run are left out, and those that
+# the call has fetched: the grant has returned what the bot is told of them. Payload and checkpoint are sent until the
+# bot reports the lease.
 DUE_LEASES = Statement(f"""
 WITH known AS MATERIALIZED (
     SELECT l.*
@@ -68,8 +78,9 @@ WITH known AS MATERIALIZED (
         AS k (bot_id, job, fence)
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_found(but="coalesce(c.jobs, '{}') || CAST(:fetched AS bigint[])")}
-SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
+), {_found(but="coalesce(c.jobs, '{}') || CAST(:found AS bigint[])")}
+SELECT l.bot_id, l.job_id, CAST(j.public_id AS text) AS public_id, l.fence, l.state, l.units, i.name AS instance,
+    j.attempts, j.timeout_seconds,
     CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
     CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
     CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
@@ -100,7 +111,10 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Read the live leases of each bot after its call is settled, but for those that the call has begun.
+    """Find the live leases of each bot after its call is settled.
+
+    Those that the call has fetched, and those that run, are not read again: nobody else begins or ends leases of a bot
+    whose row is locked. If somebody asks to stop one after it was read, the next call tells that.
 
     Leases that the bot does not list are left out if they are just the unchanged ones. The bot holds what it was told
     of in the answers before; so it holds the same ones if there are as many.
@@ -114,14 +128,13 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
         sync_call.left_out = unchanged if unchanged == sync_call.unlisted else 0
         if not sync_call.left_out:
             sync_call.due = [*sync_call.fetched]
-    whole = [
-        sync_call
-        for sync_call in sync_calls
-        if not sync_call.left_out and sync_call.bot_capacity.held > len(sync_call.fetched)
-    ]
-    _gather(connection, DUE_LEASES, whole, _left, lambda sync_call: sync_call.due, changed=False)
+    whole = [sync_call for sync_call in sync_calls if not sync_call.left_out]
+    for sync_call in whole:
+        sync_call.due += _running(sync_call)
+    unread = [sync_call for sync_call in whole if sync_call.bot_capacity.held > len(sync_call.due)]
+    _gather(connection, DUE_LEASES, unread, _left, lambda sync_call: sync_call.due, changed=False)
     for sync_call in sync_calls:
-        if sync_call.fetched:
+        if len(sync_call.due) > 1:
             sync_call.due.sort(key=attrgetter("job_id"))
 
 
@@ -138,8 +151,19 @@ def _reported(sync_call: SyncCall) -> Known:
 
 
 def _left(sync_call: SyncCall) -> Known:
-    ended = {job.job_id for job in sync_call.ended}
-    return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in ended)
+    gone = {job.job_id for job in sync_call.ended} | {lease.job_id for lease in sync_call.due}
+    return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in gone)
+
+
+def _running(sync_call: SyncCall) -> list[Row]:
+    """The leases that have begun to run before the call or with it, and have not ended."""
+    ended, found = {job.job_id for job in sync_call.ended}, list[Row]()
+    for lease in sync_call.held:
+        if lease.state != LeaseState.PENDING:
+            found.append(lease)
+        elif lease.job_id in sync_call.started:
+            found.append(lease._replace(state=LeaseState.ACTIVE))
+    return [lease for lease in found if lease.job_id not in ended]
 
 
 def _gather(
@@ -153,19 +177,19 @@ def _gather(
 ) -> None:
     """Read leases by the query.
 
-    changed: of those that are not known, only ones that the bots were not told of as they are. These are none that the
-        calls have begun.
+    changed: of those that are not known, only ones that the bots were not told of as they are. These are none of those
+        that have been found before; otherwise those are left out.
     """
     by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
     keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
     if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):
         return
-    fetched = [] if changed else [lease for sync_call in sync_calls for lease in sync_call.fetched]
-    begun = Counter(lease.bot_id for lease in fetched)
+    found = [] if changed else [lease for sync_call in sync_calls for lease in sync_call.due]
+    count = Counter(lease.bot_id for lease in found)
     values = {
         "bot_ids": list(by_bot),
-        "held": [sync_call.bot_capacity.held - begun[bot_id] for bot_id, sync_call in by_bot.items()],
-        "fetched": [lease.job_id for lease in fetched],
+        "held": [sync_call.bot_capacity.held - count[bot_id] for bot_id, sync_call in by_bot.items()],
+        "found": [lease.job_id for lease in found],
         "changed": changed,
         "known_bots": [bot_id for bot_id, _, _ in keys],
         "known_jobs": [job for _, job, _ in keys],

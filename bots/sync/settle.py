@@ -239,7 +239,7 @@ class SyncService:
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
         store_checkpoints(connection, checkpoints)
         store_progress(connection, [each for sync_call in spoken for each in sync_call.account.told])
-        acknowledge(connection, starts, sync=self._timing.sync)
+        started = set(acknowledge(connection, starts, sync=self._timing.sync))
         ended = end(
             connection,
             limit_spared(connection, [ending for ending, _ in endings]),
@@ -260,6 +260,7 @@ class SyncService:
         ]
         remember_localities(connection, hints, limit=self._fetch.bot_locality_hint_limit)
         for sync_call in spoken:
+            sync_call.started = started
             sync_call.size()
 
     def _keep_from_others(

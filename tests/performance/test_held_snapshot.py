@@ -17,15 +17,9 @@ CAPACITY, CALLS = 5, 100
 #: Pages that a statement of a call may touch more at the end than at the beginning: trees have grown, other pages are
 #: full. Measured: 6 at most; those that looked at all that is dead touched 22 to 104 more.
 GROWTH = 15
-#: The statements of a call that look for its bot, by words of theirs. What a bot holds is read, before its report is
-#: applied and after, only if something of it lasts.
-STATEMENTS = {
-    "lock": "b.kept_units, b.kind",
-    "held": "fence, state FROM found ORDER",
-    "write": "SET sync_seq",
-    "due": "CAST(p.payload AS text)",
-}
-OF_LASTING = ("held", "due")
+#: The statements of a call that look for its bot, by words of theirs. What a bot holds is read only if something of it
+#: lasts.
+STATEMENTS = {"lock": "b.kept_units, b.kind", "held": "NULL AS payload", "write": "SET sync_seq"}
 
 
 def _reports(held: list[dict[str, Any]], *, lasting: bool) -> list[LeaseReport]:
@@ -47,7 +41,7 @@ def _buffers(plans: list[Plan], *, lasting: bool) -> dict[str, int]:
     return {
         name: sum(plan.buffers for plan in plans if words in plan.query)
         for name, words in STATEMENTS.items()
-        if lasting or name not in OF_LASTING
+        if lasting or name != "held"
     }
 
 

@@ -81,7 +81,7 @@ class Known:
         return [(job, fence) for job, fence, _, _ in self.held]
 
     def live_leases(self, connection: Connection, query: Statement, *, changed: bool) -> None:
-        empty: dict[str, list[int]] = {name: [] for name in ("known_bots", "known_jobs", "known_fences", "fetched")}
+        empty: dict[str, list[int]] = {name: [] for name in ("known_bots", "known_jobs", "known_fences", "found")}
         connection.execute(query, {"bot_ids": [self.held[0][2]], "held": [1], "changed": changed, **empty}).all()
 
 

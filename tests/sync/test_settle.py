@@ -9,6 +9,7 @@ from leasehold.errors import LeaseholdError
 
 from bots.protocol import Chunk, LeaseReport, Sync
 from bots.sync.call import HeldCall, NewCall
+from bots.sync.leases import DUE_LEASES
 from schema import clock
 from schema.moves.cancel import cancel
 from schema.moves.sessions import drain
@@ -83,6 +84,24 @@ def test_a_batch_costs_as_many_statements_for_thirty_bots_as_for_two(pool: Pool)
         answers = together(bots[0].sync_service, *reports[2:])
     assert [len(answer["leases"]) for answer in answers] == [1] * 30
     assert many == few
+
+
+def test_a_call_reads_running_leases_once_and_a_repeated_one_tells_the_same_of_them(pool: Pool) -> None:
+    bot = pool.bot(capacity=3)
+    pool.submit(2, timeout_seconds=60)
+    pool.assigner().run_once()
+    works = bot.take()
+    pool.database.run(lambda c: cancel(c, [works[0]["job"]], instances=None, sync=1.0, actor="test"))
+    pool.submit()
+    pool.assigner().run_once()
+    for state, reads in ("pending", 1), ("active", 0):
+        message = bot.message(*[active(work) for work in works])
+        with statements() as sent:
+            (answer,) = together(bot.sync_service, message)
+        assert sent.count(DUE_LEASES.query.decode()) == reads, "what the bot needs to start a job is read once more"
+        works = answer["leases"]
+        assert [work["state"] for work in works] == ["cancelling", "active", state]
+        assert together(bot.sync_service, message)[0]["leases"] == works
 
 
 def test_a_result_of_another_fence_does_not_end_the_attempt_that_runs(pool: Pool) -> None:

@@ -229,9 +229,9 @@ def refused(leases: Sequence[Any], unfit: Sequence[Any]) -> list[LeaseReport]:
     """Return reports of leases as they are, but that those which run no action of a door have ended."""
     ended = Outcome(verdict="error", reason="it runs no action that the farm door knows")
     return [
-        LeaseReport(job=str(each.public_id), fence=each.fence, state="completed", outcome=ended)
+        LeaseReport(job=each.public_id, fence=each.fence, state="completed", outcome=ended)
         if each in unfit
-        else LeaseReport(job=str(each.public_id), fence=each.fence, state=_reported(each.state))
+        else LeaseReport(job=each.public_id, fence=each.fence, state=_reported(each.state))
         for each in leases
     ]
 
