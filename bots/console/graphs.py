@@ -82,6 +82,8 @@ def show_graph(view: View, id: str) -> None:
     with node("section", kind="bar", aria_label="Acts on the graph"), node("div", kind="acts"):
         again = view.confirmed("Retry failed nodes", retried, retry, kind="main")
         stop = view.confirmed("Cancel the graph", question, cancel, kind="danger")
+    for act in (again, stop):
+        act.set_visibility(False)  # until it is known that there is such a graph
     drawing = Drawing()
     node("h2", "Nodes")
     columns = ("node", "runs", "state", "after", "depth", "waits for", "reason")

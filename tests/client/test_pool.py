@@ -1,10 +1,13 @@
 """`Pool` against a gateway that answers what the test says, and against a real gateway without bots."""
 
 import ast
+import asyncio
 import dataclasses
+import math
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -64,6 +67,43 @@ def test_a_refusal_of_one_job_names_its_field_alone() -> None:
             assert (refused.value.field, str(refused.value)) == (field, f"{field}: no")
         with pytest.raises(Conflict, match=r"^dedup_key: is taken"):
             pool.submit(["x"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"delay": math.inf}, "delay: inf is not a number of JSON"),
+        ({"metadata": {"a": [1, Path("x")]}}, "metadata.a.1: is a 'PosixPath', and JSON has none"),
+        ({"metadata": {(1,): "a"}}, "metadata: has a key of type 'tuple', not a text"),
+        ({"label": "\ud800"}, "label: holds half of a surrogate pair"),
+    ],
+)
+def test_what_is_no_json_is_refused_by_its_place_and_never_sent(fields: Any, said: str) -> None:
+    with gateway(in_turn(Answer({"jobs": [{"id": JOB, "created": True}]}))) as stands, Pool(stands.url, TOKEN) as pool:
+        with pytest.raises(BadInput, match=rf"^{re.escape(said)}$"):
+            pool.submit(["true"], **fields)
+        with pytest.raises(BadInput, match=rf"^jobs.1.{re.escape(said)}$"):
+            pool.submit_many([{"command": ["true"]}, {"command": ["true"], **fields}])
+        with pytest.raises(BadInput, match=re.escape(said)):
+            pool.plan(["true"], **fields)
+        assert stands.asked == []
+
+
+@pytest.mark.parametrize("timeout", ["3", timedelta(seconds=1), math.nan, True])
+def test_a_wait_takes_a_number_of_seconds(timeout: Any) -> None:
+    with gateway(in_turn(Answer({}))) as stands, Pool(stands.url, TOKEN) as pool:
+        with pytest.raises(BadInput, match=r"^timeout: is a number of seconds, not "):
+            pool.wait(JOB, timeout)
+        with pytest.raises(BadInput, match=r"^timeout: "):
+            pool.client.graphs.wait(JOB, timeout=timeout)
+        with pytest.raises(BadInput, match=r"^timeout: "):
+            asyncio.run(_result_of_a_coroutine(stands.url, timeout))
+        assert stands.asked == []
+
+
+async def _result_of_a_coroutine(url: str, timeout: Any) -> None:
+    async with leasehold.AsyncPool(url, TOKEN) as pool:
+        await pool.result(JOB, timeout)
 
 
 def test_a_submit_sends_the_fields_and_gives_the_job() -> None:

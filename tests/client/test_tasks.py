@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 import traceback
 from collections.abc import Callable, Iterator
@@ -127,6 +128,11 @@ def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: 
     for given in ("5m", -1, True):
         with pytest.raises(BadInput, match=r"^after: takes a number of seconds"):
             add.after(given)  # type: ignore[arg-type]
+    for long in (math.inf, timedelta(days=400)):
+        with pytest.raises(BadInput, match=r"^after: takes at most a year"):
+            add.after(long)
+    with pytest.raises(BadInput, match=r"this is a 'list'; group\(\*calls\) takes many of them$"):
+        leasehold.group([add.s(1, 2)]).defer()  # type: ignore[arg-type]
     for wrong in (lambda: leasehold.chain(add), lambda: leasehold.group(add.s(1, 2), add).defer()):  # type: ignore[arg-type]
         with pytest.raises(BadInput, match=r"^calls: are such as task.s\(1\), and this is a 'Task'"):
             wrong()
@@ -180,6 +186,11 @@ UNSENT: list[tuple[Callable[[], object], str]] = [
     (lambda: task_app.add.batch(5), r"calls: are many, such as \[\(5,\), \(6,\)\], and not one 'int'"),
     (lambda: task_app.add.batch({"left": 5}), "calls: are many, .*, and not one 'dict'"),
     (lambda: task_app.echo.defer("x" * 300_000), "text: the arguments have 300028 bytes as JSON, at most 261120"),
+    (
+        lambda: task_app.echo.using(queue_timeout_seconds=math.inf).defer("x"),
+        "^queue_timeout_seconds: inf is not a number",
+    ),
+    (lambda: task_app.echo.using(units=math.nan).defer_in(None, "x"), "^jobs.0.units: nan is not a number of JSON"),
     (lambda: task_app.echo.using(stdin="x"), "stdin: is made from the task"),
     (lambda: task_app.echo.using(retires=3), "retires: is not an option of a task; did you mean 'retries'?"),
     (lambda: Pool("http://localhost", "t").task(labels="x"), "labels: is not an option .* did you mean 'label'?"),

@@ -70,6 +70,10 @@ def test_a_submitter_sees_its_own_instance_only(person: Person, shown: Console, 
     person.page.wait_for_selector(".problem:not(:empty)")
     assert "there is no job" in person.page.inner_text(".problem")
     assert HOSTILE not in person.page.inner_text("main")
+    assert "It has written nothing" not in person.page.inner_text("main"), "nothing is known of that job"
+    person.go("/graphs/theirs")
+    person.page.wait_for_selector(".problem:has-text('there is no graph')")
+    assert not person.page.is_visible("text=Cancel the graph")
 
 
 def test_the_filter_is_in_the_url_and_a_page_follows_the_other(person: Person, shown: Console) -> None:

@@ -101,6 +101,9 @@ class Page:
         with node("details"):
             node("summary", "Payload")
             self._payload = node("pre", tabindex="0", aria_label="Payload")
+        # Nothing is said of a job before it was read, which may find that there is none.
+        for part in (self._waiting, self._frame, self._silent):
+            part.set_visibility(False)
 
     def _read(self, client: Client) -> tuple[Record, Record]:
         found = client.show(self._id), client.explain(self._id)

@@ -5,12 +5,14 @@ none.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from leasehold import wire
 from leasehold.client import LONG_POLL, Client, pause
 from leasehold.errors import NotFound, TimedOut
 from leasehold.transport import Interrupted, Interruption, Record
@@ -78,7 +80,7 @@ class _Watch:
         Raises TimedOut after `timeout` seconds; NotFound if one of the jobs does not exist.
         """
         loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        deadline = loop.time() + wire.waited(timeout)
         # An id that is wrong concerns this caller alone, so it is not asked for with those of others.
         ended = await self._calls.call(partial(self._calls.client.look, wait=0.0), ids)
         pending = dict.fromkeys(ids)
@@ -89,7 +91,7 @@ class _Watch:
                 pending.pop(record["id"], None)
                 yield record
             while pending:
-                left = None if deadline is None else deadline - loop.time()
+                left = None if deadline == math.inf else deadline - loop.time()
                 try:
                     # What has come already is told also if the time is over.
                     found = await asyncio.wait_for(news.get(), left) if news.empty() else news.get_nowait()

@@ -1,7 +1,6 @@
 """`AsyncPool`: the calls of `Pool` as coroutines, each made on a thread by the code of `Pool`."""
 
 import asyncio
-import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +40,7 @@ from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
 from leasehold.tasks.task import SubmittedCall, calls_of, values_of
 from leasehold.transport import Interruption
-from leasehold.wire import Serialiser
+from leasehold.wire import Serialiser, waited
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -335,7 +334,7 @@ class AsyncSubmittedGraph:
     ) -> GraphState:
         """See `SubmittedGraph.wait`. The function is called in the event loop."""
         loop = asyncio.get_running_loop()
-        deadline = math.inf if timeout is None else loop.time() + timeout
+        deadline = loop.time() + waited(timeout)
         rest = 0.05
         tell = None if on_progress is None else Changes(on_progress)
         while True:  # no thread is kept between two looks

@@ -5,7 +5,7 @@ be tried again by `leasehold graph retry`, and the others go on from there.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeAlias, Unpack
 
 from leasehold.client import Client
@@ -117,7 +117,8 @@ class CallGraph(GraphRequest):
 def _checked(call: Any) -> Signature:
     """Return the call. Raises BadInput for a task without arguments, and for anything else."""
     if not isinstance(call, Signature):
-        raise BadInput("calls", f"are such as task.s(1), and this is a '{type(call).__name__}'")
+        many = "; group(*calls) takes many of them" if isinstance(call, Iterable) and not isinstance(call, str) else ""
+        raise BadInput("calls", f"are such as task.s(1), and this is a '{type(call).__name__}'{many}")
     return call
 
 

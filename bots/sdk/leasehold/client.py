@@ -9,7 +9,6 @@ One module because a program needs one client for all calls, and its parts share
 import base64
 import hashlib
 import json
-import math
 import random
 import re
 import time
@@ -392,7 +391,7 @@ class Client:
         exist.
         """
         pending = dict.fromkeys(job_id(job) for job in jobs)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + wire.waited(timeout)
         while pending:
             left = max(0.0, deadline - time.monotonic())
             looks = told is not None and len(pending) <= MAX_IDS
@@ -636,9 +635,12 @@ def in_parts(jobs: Sequence[Record]) -> Iterator[Records]:
     part: Records = []
     empty = json.dumps({"jobs": []})
     size, nodes = len(empty), wire.count_nodes(empty)
-    for job in jobs:
+    for number, job in enumerate(jobs):
+        try:
+            document = wire.written(job)
+        except BadInput as refused:
+            raise BadInput(f"jobs.{number}.{refused.field}", refused.reason) from None
         # An upper bound: the sent text has fewer escapes and spaces. The extra one is the comma between two jobs.
-        document = json.dumps(job)
         length, count = len(document) + 1, wire.count_nodes(document) + 1
         if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES or nodes + count > MAX_JSON_NODES):
             yield part

@@ -437,7 +437,7 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _written(body: Record) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return wire.written(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _document(answer: Answer, url: str) -> Record:

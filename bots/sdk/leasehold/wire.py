@@ -1,5 +1,6 @@
 """What every gateway takes: bounds, names, time zones, cron expressions and JSON values; text that is safe to show."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -159,6 +160,45 @@ class JsonSerialiser:
 
     def decode(self, found: Any) -> Any:
         return found
+
+
+def written(document: Any, *, ensure_ascii: bool = True, separators: tuple[str, str] | None = None) -> str:
+    """Return the JSON text of a request. Raises BadInput with the place of a value that is no JSON, and why."""
+    try:
+        text = json.dumps(document, ensure_ascii=ensure_ascii, separators=separators, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError):
+        raise _no_json(document, ()) or BadInput("request", "is no JSON") from None
+    return text
+
+
+def _no_json(value: Any, place: tuple[str, ...]) -> BadInput | None:
+    """Return the refusal of the first value that is no JSON; None if all are."""
+    if isinstance(value, (dict, list, tuple)) and len(place) < MAX_JSON_DEPTH:
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    return BadInput(
+                        ".".join(place) or "request", f"has a key of type '{type(key).__name__}', not a text"
+                    )
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (_no_json(each, (*place, escaped(str(key), 60))) for key, each in pairs)), None)
+    try:
+        check_json(value, depth=len(place))
+    except ValueError as error:
+        is_json = isinstance(value, (str, float, int, dict, list, tuple))
+        said = str(error) if is_json else f"is a '{type(value).__name__}', and JSON has none"
+        return BadInput(".".join(place) or "request", said)
+    return None
+
+
+def waited(timeout: float | None) -> float:
+    """Return the seconds that a wait may take, infinity for None. Raises BadInput for what is no number."""
+    if timeout is None:
+        return math.inf
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise BadInput("timeout", f"is a number of seconds, not {escaped(timeout, 60)}")
+    return timeout
 
 
 def check_json(value: Any, *, depth: int = 0) -> None:

@@ -1,6 +1,5 @@
 """The client's calls on graphs: submit, show, list, retry, cancel, wait."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from urllib.parse import quote
 
 from leasehold.errors import TimedOut
 from leasehold.transport import Record, Transport
+from leasehold.wire import waited
 
 Records = list[Record]
 
@@ -86,7 +86,7 @@ class Graphs:
         told: called with the graph each time that it is looked at, up to once a second. Raises TimedOut after `timeout`
         seconds.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + waited(timeout)
         pause = 0.05
         while True:
             found = self.show(graph, instance=instance)

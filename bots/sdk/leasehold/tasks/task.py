@@ -48,6 +48,9 @@ from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser
 if TYPE_CHECKING:
     from leasehold.async_calls import AsyncCalls
 
+#: The longest delay of a call, in seconds: a year.
+MAX_DELAY = 31_536_000
+
 P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
@@ -283,11 +286,13 @@ class Task(Generic[P, R]):
     def after(self, seconds: float | timedelta) -> Self:
         """Return the same task with a delay: each call starts at the earliest these seconds after its submit.
 
-        Raises BadInput for what is no number of at least 0.
+        Raises BadInput for what is no number of at least 0, and for more than a year.
         """
         wait = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
             raise BadInput("after", f"takes a number of seconds of at least 0, or a timedelta, not {seconds!r:.40}")
+        if wait > MAX_DELAY:
+            raise BadInput("after", f"takes at most a year, not {seconds!r:.40}")
         return self._starting(delay=wait)
 
     def _starting(self, **start: str | float) -> Self:
