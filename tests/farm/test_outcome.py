@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from pydantic import ValidationError
 
 from bots.farm import server
 from bots.farm.execution import endings, outcome, run_action
+from bots.farm.execution.jobs import News
 from bots.farm.execution.properties import Placement, placement
 from bots.farm.execution.request_metadata import HEADERS, metadata
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.refusals import Stopping
 from bots.farm.settings import Amount, FarmSettings, PropertyPolicy
 from bots.farm.storage import capabilities, programs, trees, upstream
 from bots.farm.storage.passthrough import WAITING, Places, of_message, of_stream
@@ -350,3 +353,36 @@ def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, mon
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "gone" / "result"))
     assert run_action.main([f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]) == run_action.NOT_RUN
+
+
+def test_all_who_wait_for_an_action_see_each_change_and_what_has_ended_its_watch() -> None:
+    """A change, none in time, an end, a watch that fails, and one that a stopping door gives up."""
+
+    async def seen() -> None:
+        loop = asyncio.get_running_loop()
+        stands = {state: News(state, datetime.now(UTC), {}, None) for state in JobState}
+        watched = endings.Watched()
+        watched.end = loop.create_future()
+        first = [asyncio.create_task(watched.after(None, 0.001)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        assert not any(each.done() for each in first), "nobody has told how it stands yet"
+        queued = stands[JobState.QUEUED]
+        watched.tell(queued)
+        assert await asyncio.gather(*first) == [queued] * 3
+        assert await watched.after(queued, 0.001) is queued, "a client is told again after a while"
+        later = [asyncio.create_task(watched.after(queued, 60)) for _ in range(3)]
+        await asyncio.sleep(0)
+        watched.tell(stands[S])
+        watched.end.cancel()
+        assert await asyncio.gather(*later) == [stands[S]] * 3, "what it ends with is asked for after that"
+        for ended, error in ((None, Stopping), (endings.Gone(), endings.Gone)):
+            watched = endings.Watched()
+            watched.end = loop.create_future()
+            waiting = asyncio.create_task(watched.after(None, 60))
+            await asyncio.sleep(0)
+            watched.end.cancel() if ended is None else watched.end.set_exception(ended)
+            watched.tell(None)
+            with pytest.raises(error):
+                await waiting
+
+    asyncio.run(seen())

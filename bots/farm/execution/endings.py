@@ -1,7 +1,8 @@
 """The ends of actions: what a job has left becomes the client's answer, and the cached result of its action.
 
-A client tells the door of its job. The door watches the job until it is over, also if the client leaves. It stores
-nothing: after a restart the door learns of a job when the client waits for it again.
+A client tells the door of its job. The door watches the job until it is over, also if the client leaves, and reads how
+the job stands once for all who wait. It stores nothing: after a restart the door learns of a job when the client waits
+for it again.
 """
 
 import asyncio
@@ -37,6 +38,57 @@ class Gone(Exception):
     """The job is not kept any more."""
 
 
+class Watched:
+    """A job that the door watches: how it stands, for all who wait. Only the event loop may use it.
+
+    end: the task that watches it until it is over; its result is the ExecuteResponse.
+    """
+
+    end: asyncio.Task[Any]
+
+    def __init__(self) -> None:
+        self.news: News | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def tell(self, news: News | None) -> None:
+        """Wake all who wait, because the job stands so. None: because its watch has ended."""
+        self.news = news or self.news
+        for each in self._waiting:
+            _wake(each)
+
+    async def after(self, seen: News | None, seconds: float) -> News:
+        """Return how the job stands as soon as that is not `seen`, and `seen` after so many seconds.
+
+        Raises what has ended the watch before the job was over: Gone, Stopping, and errors of the database.
+        """
+        while self.news is seen and not self.end.done():
+            await self._wait(seconds)
+            if seen is not None:
+                break
+        if self.end.done() and (self.news is None or not self.news.is_final):
+            if self.end.cancelled():
+                raise Stopping
+            self.end.result()
+        assert self.news is not None, "a watch that has ended well has told of the end"
+        return self.news
+
+    async def _wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        self._waiting.add(waiting)
+        late = loop.call_later(seconds, _wake, waiting)
+        try:
+            await waiting
+        finally:
+            late.cancel()
+            self._waiting.discard(waiting)
+
+
+def _wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
 class Endings:
     """Watches jobs until they are over. Each job has one watch for all who wait. Only the event loop may use it."""
 
@@ -57,10 +109,10 @@ class Endings:
         self._upstream, self._workers, self._jobs = upstream, workers, jobs
         self._polls, self._why = polls, why
         self._settings, self._address = settings, address
-        self._watched: dict[str, asyncio.Task[Any]] = {}
+        self._watched: dict[str, Watched] = {}
 
     @property
-    def topic(self) -> PollTopic:
+    def _topic(self) -> PollTopic:
         """Where news of jobs arrive."""
         return self._polls.topic("done", read_news, run=partial(self._workers.run, kept_plans=True))
 
@@ -71,50 +123,63 @@ class Endings:
             raise Gone
         return found
 
-    async def response(self, job: str, watch: asyncio.Task[Any] | None = None) -> Any:
+    async def response(self, job: str, watched: Watched | None = None) -> Any:
         """Return the ExecuteResponse of a job, once it is over. Raises Gone, and Stopping when the door stops.
 
-        watch: the caller's earlier one, which may have ended by now; one that has failed is begun anew.
+        watched: as the caller watches it; a watch that has failed is begun anew.
         """
-        if watch is None or (watch.done() and (watch.cancelled() or watch.exception() is not None)):
-            watch = self.watch(job)
-        return await asyncio.shield(watch)
+        end = None if watched is None else watched.end
+        if end is None or (end.done() and (end.cancelled() or end.exception() is not None)):
+            end = self.watch(job).end
+        return await asyncio.shield(end)
 
-    def watch(self, job: str) -> asyncio.Task[Any]:
-        """Watch a job until it is over, and keep its result; return the task, whose result is the ExecuteResponse."""
-        task = self._watched.get(job)
-        if task is None:
-            task = self._watched[job] = asyncio.create_task(self._until_over(job))
-            task.add_done_callback(lambda done: self._forget(job, done))
-        return task
+    def watch(self, job: str) -> Watched:
+        """Watch a job until it is over, and keep its result."""
+        watched = self._watched.get(job)
+        if watched is None:
+            watched = self._watched[job] = Watched()
+            watched.end = asyncio.create_task(self._until_over(job, watched))
+            watched.end.add_done_callback(lambda done: self._forget(job, done))
+        return watched
 
     async def close(self) -> None:
         """Watch nothing any more."""
-        for task in list(self._watched.values()):
-            task.cancel()
-        await asyncio.gather(*self._watched.values(), return_exceptions=True)
+        ends = [each.end for each in self._watched.values()]
+        for each in ends:
+            each.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
 
     def _forget(self, job: str, done: "asyncio.Task[Any]") -> None:
-        self._watched.pop(job, None)
+        self._watched.pop(job).tell(None)
         if not done.cancelled() and (error := done.exception()) and not isinstance(error, (Gone, Stopping)):
             _log.warning("the end of an action was not seen", job=job, kind=type(error).__name__)
 
-    async def _until_over(self, job: str) -> Any:
-        topic = self.topic
+    async def _until_over(self, job: str, watched: Watched) -> Any:
+        topic, was_looked_at = self._topic, False
+
+        def differs(news: News) -> bool:
+            nonlocal was_looked_at
+            was_looked_at = was_looked_at or watched.news is None or _told_of(news) != _told_of(watched.news)
+            return was_looked_at
+
         async with topic.watch(None) as watch:
-            watch.add(job, lambda news: news.is_final)
+            watch.add(job, differs)
             ended, news = None, await self.news(job)
             while ended is None and not news.is_final:
+                watched.tell(news)
+                was_looked_at = False
                 await watch.wait(LOOK_AGAIN)
                 if topic.stopping:
                     raise Stopping
-                # A wake-up nearly always tells of the end: to ask first whether it does would delay the client.
-                ended = await self._jobs.end(job)
+                if not was_looked_at:
+                    # A wake-up nearly always tells of the end: to ask first whether it does would delay the client.
+                    ended = await self._jobs.end(job)
                 if ended is None:
                     news = await self.news(job)
         ended = ended or await self._jobs.end(job)
         if ended is None:
             raise Gone
+        watched.tell(replace(news, state=ended.state, bot=ended.bot or news.bot))
         return await self._answer(job, ended)
 
     async def _answer(self, job: str, ended: Ended) -> Any:
@@ -195,6 +260,11 @@ class Endings:
             return None
         wanted = await read_action(self._upstream, digest)
         return wanted, actions.request(wanted, self._settings, address=self._address)
+
+
+def _told_of(news: News) -> tuple[int, Mapping[str, str]]:
+    """Of how a job stands what its clients are told at once."""
+    return outcome.STAGES[news.state], news.withdrawn
 
 
 def _tell_why_not(job: str, ended: Ended, expected: tuple[actions.Runnable, JobRequest] | None) -> None:

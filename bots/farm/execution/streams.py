@@ -16,7 +16,7 @@ from leasehold.errors import BadInput, Forbidden
 
 from bots.farm.execution import actions
 from bots.farm.execution.builds import Builds
-from bots.farm.execution.endings import Endings, Gone, cached_result, read_action
+from bots.farm.execution.endings import Endings, Gone, Watched, cached_result, read_action
 from bots.farm.execution.jobs import Found, Jobs, News
 from bots.farm.execution.outcome import STAGES, cancelled
 from bots.farm.execution.request_metadata import metadata
@@ -24,7 +24,6 @@ from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
 from bots.farm.metrics import DoorMetrics
 from bots.farm.protos import remote_execution_pb2
-from bots.farm.refusals import Stopping
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, Upstream, parsed
 from bots.gateway.workers import WorkerPool
@@ -168,31 +167,24 @@ class Execution:
 
     async def _watched(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
         """Yield the operation at once, when it has changed, again after a while, and when it is done."""
-        topic, told = self._endings.topic, None
-        ending = self._endings.watch(found.job)
+        watched, again = self._endings.watch(found.job), self._settings.repeat_seconds
         try:
-            async with topic.watch(None) as watch:
-                watch.add(found.job, lambda news: _shown(news, found) != told)
-                news = await self._endings.news(found.job)
-                while True:
-                    told = _shown(news, found)
-                    yield await self._now(found, digest, news, ending)
-                    if told is None:
-                        return
-                    is_new = True
-                    while is_new and _shown(news, found) == told:
-                        is_new = bool(await watch.wait(self._settings.repeat_seconds))
-                        if topic.stopping:
-                            raise Stopping
-                        news = await self._endings.news(found.job)
+            news = await watched.after(None, again)
+            while True:
+                told = _shown(news, found)
+                yield await self._now(found, digest, news, watched)
+                if told is None:
+                    return
+                is_new = True
+                while is_new and _shown(news, found) == told:
+                    before, news = news, await watched.after(news, again)
+                    is_new = news is not before
         except Gone:
             raise no_operation(operation_name(found.instance, found.id)) from None
 
-    async def _now(
-        self, found: Found, digest: Digest | None, news: News, ending: asyncio.Task[Any] | None = None
-    ) -> bytes:
+    async def _now(self, found: Found, digest: Digest | None, news: News, watched: Watched | None = None) -> bytes:
         is_over = news.is_final and found.id not in news.withdrawn
-        response = await self._endings.response(found.job, ending) if is_over else None
+        response = await self._endings.response(found.job, watched) if is_over else None
         return bytes(operation(found, news, response, digest=digest).SerializeToString())
 
 
