@@ -31,6 +31,8 @@ UPKEEP_EVERY = 60.0
 
 #: The longest step that is taken by default, in seconds.
 LONGEST_STEP = 5.0
+#: Seconds. A step that is no shorter is a multiple of it.
+GRAIN = 1 / 64
 
 #: Resources that only refuse what is submitted; the past was submitted.
 OF_SUBMITS = frozenset({"queue-limit", "instance-queue-limit", "ceiling", "submit-rule", "report-ceiling"})
@@ -74,9 +76,11 @@ def replay(
     """Let the past happen again under `settings`, in the empty database of `url`, and measure it.
 
     The limits that operators had set by commands stay in force, or those of a version of the policy are; what the
-    settings declare takes the place of what the configuration had declared. step: seconds, as of `SimulatedPool`. A run
-    takes a multiple of it, the one above or the one below its time by chance: so runs are right on average.
+    settings declare takes the place of what the configuration had declared. step: seconds, as of `SimulatedPool`; the
+    nearest one whose sums are exact is taken. A run takes a multiple of it, the one above or the one below its time by
+    chance: so runs are right on average.
     """
+    step = exact_step(step)
     wanted = _as_simulated(settings, past)
     later: list[tuple[float, Callable[[], object]]] = []
 
@@ -136,6 +140,14 @@ def step_of(past: Past) -> float:
     """Return the seconds of a step that change no wait that matters: a twentieth of the median run time, at most 5."""
     runs = [job.attempts[-1].seconds for job in past.jobs]
     return min(LONGEST_STEP, max(0.001, median(runs) / 20.0)) if runs else 1.0
+
+
+def exact_step(step: float) -> float:
+    """Return the nearest step whose multiples have exact sums, here and in the whole microseconds of the database.
+
+    If they had not, what belongs to one stop of the clock would come at two, less than a microsecond apart.
+    """
+    return round(step / GRAIN) * GRAIN or step
 
 
 def _how(past: Past, seed: int, step: float, command: Sequence[str], attempt: int) -> Attempt:

@@ -12,6 +12,7 @@ from assigner.simulation.generated import BEGIN, generate, read_bots
 from assigner.simulation.past import Attempt, Past, PastBot, PastJob, onwards, shaken, with_more
 from assigner.simulation.plot import units_in_use, waits
 from assigner.simulation.records import JobRecord, LeaseRecord, Records
+from assigner.simulation.replay import exact_step
 from assigner.simulation.report import losers, measure
 from assigner.simulation.traces import read_trace
 
@@ -185,3 +186,13 @@ def test_the_figures_say_what_was_lost_unmet_unfair_late_and_near() -> None:
     assert [(each.name, each.before, each.after) for each in losers(records, later)] == [("1", 0.0, 30.0)]
     assert sum(units_in_use(records, ["red"])["red"]) == pytest.approx(40 / (100 / 60))
     assert waits(records, [])["others"][0] == 0.0
+
+
+@pytest.mark.parametrize("wanted", [0.1, 2.35, 10 / 3])
+def test_what_ends_some_steps_after_a_stop_of_the_clock_ends_at_a_stop(wanted: float) -> None:
+    step = exact_step(wanted)
+    assert abs(step - wanted) <= 1 / 128
+    assert (step * 1e6).is_integer(), "the database counts microseconds"
+    stops = [nth * step for nth in range(int(BEGIN / step), int(BEGIN / step) + 1000)]
+    assert {stop + 7 * step for stop in stops[:-7]} <= {*stops}
+    assert exact_step(0.001) == 0.001
