@@ -1,10 +1,11 @@
 """Types of models' fields whose values are checked as `schema/validation.py` checks them, and the errors of models."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from leasehold.errors import MAX_TOLD, BadInput
-from leasehold.wire import escaped, suggestion
+from leasehold.wire import NAME_FORM, escaped, suggestion
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from schema import validation
@@ -18,6 +19,22 @@ Name = Annotated[str, Field(pattern=f"^{validation.NAME.pattern}$")]
 NameOrPattern = Annotated[str, Field(pattern=rf"^({validation.NAME.pattern}|[a-z0-9][a-z0-9._-]{{0,61}}\*)$")]
 #: A lock that a job names, and the slots that it has where no operator has set any: `NAME` or `NAME:SLOTS`.
 JobLock = Annotated[str, Field(pattern=rf"^{validation.NAME.pattern}(:[1-9][0-9]{{0,8}})?$")]
+#: What is said of a text that does not have the form of these.
+_FORMS = {
+    get_args(Name)[1].metadata[0].pattern: f"is not a name: {NAME_FORM}",
+    get_args(NameOrPattern)[1].metadata[0].pattern: f"is neither a name nor the begin of one and a '*': {NAME_FORM}",
+    get_args(JobLock)[1].metadata[0].pattern: f"is neither a lock nor LOCK:SLOTS: {NAME_FORM}",
+}
+_PATTERN = re.compile("String should match pattern '(.*)'")
+
+
+def plain(message: str) -> str:
+    """Return a message of pydantic in plain words: without a pattern that has a name, or what makes it an error."""
+    message = message.removeprefix("Value error, ")
+    found = _PATTERN.fullmatch(message)
+    return message if found is None else _FORMS.get(found[1], message)
+
+
 #: The name of a time zone as a field of a model.
 Zone = Annotated[str, AfterValidator(lambda name: validation.load_zone(name).key)]
 #: A time as a field of a model: a text with an offset, kept in UTC.
@@ -91,7 +108,7 @@ def first_error(error: ValidationError) -> tuple[str, str]:
     """The field of the first error, "" if it is about the whole value, and what is wrong with it, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(escaped(str(part), 60) for part in first["loc"])
-    return field, first["msg"].removeprefix("Value error, ")
+    return field, plain(first["msg"])
 
 
 def first_errors(document: Any, place: str, most: int, validate: Callable[[Any], object]) -> list[dict[str, Any]]:

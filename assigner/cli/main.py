@@ -729,6 +729,8 @@ def _overridden(settings: S, given: Mapping[str, Any], **options: str) -> S:
     """
     from pydantic import ValidationError
 
+    from schema.fields import plain
+
     try:
         return type(settings).model_validate({**settings.model_dump(), **given})
     except ValidationError as error:
@@ -740,9 +742,7 @@ def _overridden(settings: S, given: Mapping[str, Any], **options: str) -> S:
             if details["loc"]
             else next((name.replace("_", "-") for name in given if name in details["msg"].split()), "pool")
         )
-        raise BadInput(
-            f"--{field}", details["msg"].replace("Input should", "must").removeprefix("Value error, ")
-        ) from None
+        raise BadInput(f"--{field}", plain(details["msg"]).replace("Input should", "must")) from None
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:

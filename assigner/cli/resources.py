@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from assigner.cli.output import Caller, Calling, Record, print_json, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
+from schema.fields import plain
 from schema.readable import FIGURES, Column, Group, plural, table, tell
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ def _pause_apart(args: list[str]) -> list[str]:
 
 
 def _rate_as_option(args: list[str]) -> list[str]:
-    """Take `5/s` or `300/min` for `--per-second 5`."""
-    found = _RATE.fullmatch(args[1]) if len(args) > 1 else None
-    if found is None:
+    """Take `5/s` or `300/min` for `--per-second 5`. Raises BadInput for another word behind the resource."""
+    if len(args) < 2 or args[0].startswith("-") or args[1].startswith("-"):
         return args
+    found = _RATE.fullmatch(args[1])
+    if found is None:
+        raise BadInput("RATE", f"'{escaped(args[1], 60)}' is not a rate, such as 5/s, 300/min or 9000/h")
     return [args[0], "--per-second", f"{float(found[1]) / {'s': 1, 'min': 60, 'h': 3600}[found[2]]:.12g}", *args[2:]]
 
 
@@ -454,5 +457,5 @@ def _refusal(kind: str, said: str, given: object, field: _Field | None) -> BadIn
         wanted = f"neither {numbers[kind]} nor '{NONE}'" if field.nullable else f"not {numbers[kind]}"
         return BadInput(field.asked, f"'{escaped(given, 40)}' is {wanted}")
     if kind == "string_pattern_mismatch":
-        return BadInput(field.asked, f"'{escaped(given, 80)}' is not a name: use a-z, 0-9, '.', '_', '-', at most 63")
-    return BadInput(field.asked, said.removeprefix("Value error, ").replace("Input should", "must", 1))
+        return BadInput(field.asked, f"'{escaped(given, 80)}' {plain(said)}")
+    return BadInput(field.asked, plain(said).replace("Input should", "must", 1))

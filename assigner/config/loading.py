@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from assigner.config import keys
+from schema.fields import plain
 from schema.postgres.urls import without_password
 from schema.validation import RENAMED
 
@@ -198,7 +199,7 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
         return f"is one section, [{path[0]}], and not a list of sections, [[{path[0]}]]"
     if len(path) == 1 and kind == "tuple_type" and isinstance(value, dict):
         return f"is a list of sections, [[{path[0]}]], and not one section, [{path[0]}]"
-    message = details["msg"].removeprefix("Value error, ")
+    message = plain(details["msg"])
     message = re.sub(r"^Input should be", "must be", message)
     message = re.sub(r"^Input should", "must", message)
     message = re.sub(r"^(Field|List|Tuple|String|Value) (?=should)", "", message).replace("should", "must", 1)

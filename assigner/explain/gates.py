@@ -468,7 +468,9 @@ def _judge_head(head: QueueHead, admission_state: AdmissionState) -> list[GateVe
     judged = []
     for gate in GATES:
         why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
-        remedy = f"wait until {gate.requirement}"
+        used = [admission_state.of(name) for name in (*gate.charges(head.queue), *gate.tokens(head.queue))]
+        is_shut = why is not None and any(counter.most == 0 for counter in used)
+        remedy = "raise the limit, which is 0" if is_shut else f"wait until {gate.requirement}"
         opens_in = None if why is None else gate.opens_in(head.queue, admission_state)
         known = {"opens_in_seconds": opens_in, "per_second": gate.pace(head.queue, admission_state)}
         evidence = {name: value for name, value in known.items() if value is not None}

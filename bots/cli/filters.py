@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from bots.cli.caller import whole_ids
+from schema.fields import plain
 from schema.filters import JobFilter
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +74,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         return JobFilter.model_validate(given).model_dump(mode="json", exclude_defaults=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = plain(first["msg"])
         raise BadInput(option_name(str(first["loc"][0])), f"{reason[:1].lower()}{reason[1:]}") from None
 
 

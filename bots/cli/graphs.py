@@ -1,5 +1,6 @@
 """The commands on graphs: submit, show, list, retry, cancel and wait."""
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -15,7 +16,7 @@ from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
-from schema import readable, validation
+from schema import fields, readable, validation
 from schema.readable import FAILED, LAST, Column, Group, plural, table, tell
 from schema.requests import GraphRequest
 
@@ -200,7 +201,7 @@ def _whole(client: Client, graph: str) -> str:
 
 def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the graph in the file, changed by the options of the command. Raises BadInput."""
-    document = validation.parse_json(file.read(wire.LEAST_BODY + 1), file.name)
+    document = validation.parse_json(file.read(wire.LEAST_BODY + 1).removeprefix(codecs.BOM_UTF8), file.name)
     if not isinstance(document, dict):
         raise BadInput(file.name, "is not a JSON object")
     for given in options:
@@ -224,6 +225,7 @@ def _wrong(document: dict[str, Any], place: Sequence[int | str], said: str, *, f
         field += f" (node {node})" if isinstance(node, int) else ""
     if said == "Field required":
         said = "is missing: each node has a number of its own" if place[-1] == "node" else "is missing"
+    said = fields.plain(said)
     return BadInput(f"{file}: {field}", said[:1].lower() + said[1:])
 
 

@@ -4,6 +4,7 @@ The options are derived from the fields of JobRequest, so that a new field has a
 here. Name, type, range, default and help of an option come from its field. `_SPELLINGS` holds what differs.
 """
 
+import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from leasehold.errors import BadInput, check_each
 from leasehold.wire import escaped
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from bots.cli import times
 from schema import validation
-from schema.fields import misspelt
+from schema.fields import misspelt, plain
 from schema.requests import GROUPS, JobRequest, flat
 from schema.validation import NAME
 
@@ -41,7 +43,7 @@ def check(request: Request) -> Request:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
         known_as = validation.RENAMED.get(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else None
-        reason = known_as or _reason(first["type"], first["msg"]) + misspelt(JobRequest, first)
+        reason = known_as or _reason(first) + misspelt(JobRequest, first)
         raise BadInput(field, reason) from None
     return request
 
@@ -56,9 +58,9 @@ def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
 
 
 def _read_line(raw: bytes, place: str) -> Request:
-    document = validation.parse_json(raw, place)
+    document = validation.parse_json(raw.removeprefix(codecs.BOM_UTF8), place)
     if not isinstance(document, dict):
-        raise BadInput(place, "is not a JSON object")
+        raise BadInput(place, "is not a JSON object: each line is the request of one job")
     try:
         return check(document)
     except BadInput as refused:
@@ -108,16 +110,15 @@ def read_text(source: IO[bytes]) -> str:
         raise BadInput("--stdin-file", "is not UTF-8 text") from None
 
 
-def _reason(kind: str, message: str) -> str:
-    match kind:
+def _reason(error: ErrorDetails) -> str:
+    match error["type"]:
         case "missing":
             return "is missing"
         case "extra_forbidden":
             return "is not a field of a job"
-        case "value_error":
-            return message.removeprefix("Value error, ")
-        case _:
-            return message[:1].lower() + message[1:]
+        case kind:
+            message = plain(error["msg"])
+            return message if kind == "value_error" else message[:1].lower() + message[1:]
 
 
 # Options of `submit`, derived from the fields of JobRequest
@@ -207,7 +208,13 @@ IN = "such as 90m or 1h30m; a number alone is seconds"
 
 
 def _duration(option: str) -> Spelling:
-    return Spelling(option, "DURATION", click.STRING, read=partial(times.seconds, option=option), note=IN)
+    def read(text: str) -> float:
+        found = times.seconds(text, option=option)
+        if found > validation.MAX_TIMEOUT:
+            raise BadInput(option, f"'{escaped(text, 60)}' is more than a year")
+        return found
+
+    return Spelling(option, "DURATION", click.STRING, read=read, note=IN)
 
 
 _SPELLINGS: Mapping[str, Spelling] = {

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from schema.fields import plain
 from schema.postgres.failures import describe_outage, find_exhausted, is_conflict, is_outage
 from schema.validation import RENAMED
 
@@ -194,7 +195,7 @@ def _invalid(errors: Sequence[Any]) -> Response:
 def _refusal(error: Mapping[str, Any]) -> tuple[str, str]:
     field = field_of(error["loc"])
     said = RENAMED.get(str(error["loc"][-1])) if error["type"] == "extra_forbidden" else None
-    reason = said or wire.escaped(str(error["msg"]).removeprefix("Value error, "))
+    reason = said or wire.escaped(plain(str(error["msg"])))
     return field, f"{field}: {reason[:1].lower()}{reason[1:]}"
 
 

@@ -113,7 +113,7 @@ WRONG = [
     ("bot --app shop", "--app: 'shop' is not of the form MODULE:POOL, such as shop:pool"),
     ("bot --app shop.py:pool", "--app: 'shop.py:pool' names a file: write MODULE:POOL, such as shop:pool"),
     ("bot --pool a --instance b", "--pool: pool means nothing together with instance"),
-    ("bot --name 'Not A Name'", "--name: String should match pattern"),
+    ("bot --name 'Not A Name'", "--name: is not a name: use a-z"),
     ("--config none.toml config check", "none.toml: cannot be read: No such file or directory"),
     ("--data /nonexistent db url", "--data: /nonexistent is not there; `leasehold up` makes it"),
     ("config example ledgerhold.toml", "FILE: 'ledgerhold.toml' is not one of leasehold.toml, prometheus/"),

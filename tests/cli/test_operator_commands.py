@@ -131,6 +131,8 @@ REFUSED = [
     ("rate set Claude --per-second 1", "resource: 'Claude' is not a name"),
     ("rate set claude/ --per-second 1", "resource: '' is not a name"),
     ("rate set claude --per-second 0", "--per-second: must be greater than or equal to 0.000000001"),
+    ("rate set claude 5/sec", "RATE: '5/sec' is not a rate, such as 5/s, 300/min or 9000/h"),
+    ("rate set claude 5 --burst 2", "RATE: '5' is not a rate"),
     ("rate set claude --per-second nan", "--per-second: must be a finite number"),
     ("rate set claude --per-second 1 --burst 0", "--burst: must be greater than or equal to 1"),
     ("rate rm claude", "rate: 'claude' has none"),

@@ -18,9 +18,14 @@ from tests.support.requests import TAKEN
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
 
+def test_a_duration_of_more_than_a_year_is_told_as_one(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.run(cli, ["submit", "--in", "500d", "--", "true"]) == 2
+    assert (capsys.readouterr().err, stands.asked) == ("error: --in: '500d' is more than a year\n", [])
+
+
 def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "jobs.jsonl"
-    path.write_text('{"command": ["a"], "timeout_seconds": 5}\n\n{"command": ["b"], "priority": 3}\n')
+    path.write_text('\ufeff{"command": ["a"], "timeout_seconds": 5}\n\n{"command": ["b"], "priority": 3}\n')
     call("submit", "--file", str(path), "--json")
     assert [job["command"] for job in stands.asked[0].body["jobs"]] == [["a"], ["b"]]
     assert json.loads(capsys.readouterr().out) == [{"id": JOB_COMMANDING, "created": True}] * 2
@@ -30,7 +35,9 @@ def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest
     ("line", "reason"),
     [
         ("{", "is not JSON"),
-        ("[]", "is not a JSON object"),
+        ("[]", "is not a JSON object: each line is the request of one job"),
+        ('{"command": ["a"], "instance": "Größe"}', "instance: is not a name: use a-z"),
+        ('{"command": ["a"], "locks": ["a b"]}', "locks.0: is neither a lock nor LOCK:SLOTS: use a-z"),
         ('{"priority": 1}', "command: is missing"),
         ('{"command": ["a"], "timeout_seconds": NaN}', "holds NaN"),
         ('{"command": ["a"], "command": ["b"]}', "repeats the key 'command'"),

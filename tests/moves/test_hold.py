@@ -341,5 +341,5 @@ def test_the_command_tells_the_new_ids_and_waits_for_them_if_there_are_any(
     )  # fmt: skip
     for state, error in (("succeeded", LeaseholdError), (None, NotFound)):
         stands.script = in_turn(Answer({"jobs": [{"id": ONE, "state": state, "changed": False, "job": None}]}))
-        with pytest.raises(error, match="it does not wait; nothing was changed" if state else "."):
+        with pytest.raises(error, match="only those that are held, .*; nothing was changed" if state else "."):
             call("requeue", ONE, "--wait")

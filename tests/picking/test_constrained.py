@@ -44,6 +44,13 @@ def test_explain_names_the_gate_that_is_closed(pool: Pool) -> None:
     assert told.change == ["wait until the locks that it names are free"]
 
 
+def test_explain_asks_nobody_to_wait_for_a_limit_of_0(pool: Pool) -> None:
+    limit(pool, "lock:default:tree", 0)
+    (job,) = pool.submit(terms={"locks": ["tree"]})
+    pool.bot()
+    assert explained(pool, job).change == ["raise the limit, which is 0"]
+
+
 def test_a_job_that_fits_no_bot_now_keeps_nobody_behind_it_waiting(pool: Pool) -> None:
     pool.submit(30, terms={"locks": []}, units=8)
     (small,) = pool.submit(terms={"locks": []})

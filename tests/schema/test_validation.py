@@ -33,7 +33,7 @@ def test_a_legal_name_is_returned_and_an_illegal_one_refused_in_one_line() -> No
     for name in ("a", "0", "team-a.linux_x", "a" * 63):
         assert validation.check_name("instance", name) == name
     for name in ("", "A", "-a", ".a", "a b", "ä", "a\n", "a" * 64, "a\x00"):
-        with pytest.raises(BadInput, match=r"^instance: '[ -~…]*' is not a name: .+$") as refused:
+        with pytest.raises(BadInput, match=r"^instance: '[ -~ä…]*' is not a name: .+$") as refused:
             validation.check_name("instance", name)
         assert refused.value.field == "instance"
 

@@ -46,8 +46,8 @@ CatchUp = Literal["skip", "all", "none"]
 Overlap = Literal["allow", "skip"]
 #: The console script that runs one task, and the property of bots that can run the tasks of an app.
 COMMAND, PROPERTY = "leasehold-task", "app"
-#: The form of names.
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+#: The form of names, and what is said of it.
+NAME, NAME_FORM = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}"), "use a-z, 0-9, '.', '_', '-', at most 63"
 
 _PLAIN = (bool, int, type(None))
 
@@ -69,7 +69,7 @@ def count_nodes(document: str) -> int:
 def check_name(field: str, value: str) -> str:
     """Return `value` if it is a legal name (`[a-z0-9][a-z0-9._-]{0,62}`); raise BadInput naming `field`."""
     if not NAME.fullmatch(value):
-        raise BadInput(field, f"'{escaped(value, 80)}' is not a name: use a-z, 0-9, '.', '_', '-', at most 63")
+        raise BadInput(field, f"'{escaped(value, 80)}' is not a name: {NAME_FORM}")
     return value
 
 
@@ -237,9 +237,8 @@ def _check_text(text: str) -> None:
 
 
 def escaped(value: object, limit: int = 200) -> str:
-    """A value for a message: control characters are escaped, and it is cut at `limit` characters."""
-    shown = value.encode("unicode_escape").decode("ascii") if isinstance(value, str) else repr(value)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    """A value for a message: unprintable characters are escaped, and it is cut at `limit` characters."""
+    return printable(value if isinstance(value, str) else repr(value), limit)
 
 
 def printable(text: str, limit: int | None = None) -> str:
