@@ -187,9 +187,10 @@ def test_the_command_tells_of_each_schedule(operate: Callable[..., tuple[int, st
         ("shop", "shop"),
         (
             "tests.support.apps.none:pool",
-            "cannot be imported: ModuleNotFoundError: No module named 'tests.support.apps.none'\n",
+            "there is no module 'tests.support.apps.none' in the directory where the command was started, ",
         ),
         ("tests.support.apps.schedule_app:pol", "has no 'pol'"),
+        ("ops.grafana:pool", "'ops.grafana' is the directory "),
     ):
         code, said = operate("schedule", "apply", wrong)
         assert (code != 0, told in said, said.count("\n")) == (True, True, 1), said

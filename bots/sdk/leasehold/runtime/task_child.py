@@ -456,7 +456,8 @@ def main() -> None:
         if not pool.tasks:
             raise BadInput("app", f"'{place}' has no tasks; name a module that imports them")
     except BaseException as error:
-        traceback.print_exception(error)
+        if not (isinstance(error, BadInput) and error.field == "app"):  # else it says all in one line
+            traceback.print_exception(error)
         channel.send(json.dumps({"failed": import_failure(error)[:1000]}).encode())
         sys.exit(1)
     facts = {

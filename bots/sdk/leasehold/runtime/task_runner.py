@@ -22,7 +22,7 @@ from leasehold.runtime.attempt import Again, Attempt, Cancelled
 from leasehold.tasks.arguments import decode_call, encode_result
 from leasehold.tasks.periodic import AppRegistry
 from leasehold.tasks.task import Task, TaskRegistry
-from leasehold.wire import AGAIN, COMMAND, MAX_RESULT_BYTES, check_place, suggestion
+from leasehold.wire import AGAIN, COMMAND, MAX_RESULT_BYTES, check_place, escaped, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
@@ -40,11 +40,21 @@ class ResultRefused(LeaseholdError):
 
 
 def load(place: str) -> AppRegistry:
-    """Import `MODULE:POOL`. Raises BadInput if that is no pool, and whatever the module raises."""
+    """Import `MODULE:POOL`. Raises BadInput if that is no module or no pool, and whatever the module raises."""
     module, attribute = check_place(place)
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and one that it imports is not
+        where = "in the directory where the command was started, PYTHONPATH or what is installed"
+        raise BadInput("app", f"there is no module '{error.name}' {where}") from None
     for name in attribute.split("."):
         if not hasattr(found, name):
+            if getattr(found, "__file__", "") is None:  # a directory that Python takes for a package
+                raise BadInput(
+                    "app", f"'{module}' is the directory {escaped(next(iter(found.__path__)))}, and no module"
+                )
             pools = [each for each, value in vars(sys.modules[module]).items() if isinstance(value, AppRegistry)]
             one = f"; its pool is '{pools[0]}'" if len(pools) == 1 else suggestion(attribute, pools)
             raise BadInput("app", f"the module '{module}' has no '{attribute}'{one}")
