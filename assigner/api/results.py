@@ -22,6 +22,10 @@ from schema.validation import MAX_RESULT_BYTES
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 
+#: How a bot's reason begins for a result that the command left and that could not be stored.
+REFUSED = "no result is stored, because"
+
+
 class ResultsRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=wire.MAX_LIST)
 
@@ -39,12 +43,19 @@ async def result(request: Request, id: JobId, caller: Caller) -> Response:
         if found is None:
             raise routing.not_found(id)
         if found["fence"] is None:
-            why = "and none is stored" if found["state"] in FINAL else "and has not ended"
-            raise NotFound(f"id: job '{asked}' has no result: it is {found['state']} {why}")
+            why = _without(connection, asked, caller) if found["state"] in FINAL else "has not ended"
+            raise NotFound(f"id: job '{asked}' has no result: it is {found['state']} and {why}")
         routing.audit_access(connection, caller, "result.read", subject=asked)
         return _document({"fence": found["fence"]}, found["result"])
 
     return _answer(await request.app.state.run(work, kept_plans=True))
+
+
+def _without(connection: Connection, job: str, caller: Caller) -> str:
+    """Return why no result is stored of a job that has ended: what its bot said of a file that could be none."""
+    found = job_queries.submission_states(connection, [job], instances=caller.instances).get(job) or {}
+    reason = str((found.get("result") or {}).get("reason") or "")
+    return reason[reason.find(REFUSED) :] if REFUSED in reason else "none is stored"
 
 
 @router.post(

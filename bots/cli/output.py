@@ -211,7 +211,7 @@ def ending(job: Record) -> str:
     """Describe on one line how a final job ended."""
     result = job.get("result") or {}
     parts = [job["id"], job["state"]]
-    reason = job.get("reason") or (result.get("reason") if job["state"] != JobState.SUCCEEDED else None)
+    reason = job.get("reason") or result.get("reason")
     if reason and reason.startswith(_TELL_THE_CODE):
         parts.append(plain(reason))
         reason = None

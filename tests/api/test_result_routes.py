@@ -66,7 +66,7 @@ def test_the_results_of_many_jobs_come_in_one_answer(operator: httpx.Client, ser
     shown = operator.get(f"/v1/jobs/{third}").json()
     assert (shown["has_result"], shown["result"]["reason"]) == (False, "no result is stored, because it is not JSON")
     refused = operator.get(f"/v1/jobs/{third}/result")
-    said = f"id: job '{third}' has no result: it is succeeded and none is stored"
+    said = f"id: job '{third}' has no result: it is succeeded and no result is stored, because it is not JSON"
     assert (refused.status_code, refused.json()["detail"]) == (404, said)
     refused = operator.post("/v1/results", json={"ids": [first, ABSENT]})
     assert (refused.status_code, refused.json()["detail"]) == (404, f"id: there is no job '{ABSENT}'")

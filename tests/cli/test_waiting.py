@@ -78,6 +78,15 @@ def test_the_exit_code_is_that_of_the_command_and_never_0_without_success(
     assert line.count("exit") <= 1, "one cause is told once"
 
 
+def test_a_result_that_could_not_be_stored_is_told_with_the_end(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "no result is stored, because it is not JSON"
+    stands.script = ending_with(piece(b"", last=True), exit_code=0, reason=why)
+    assert errors.run(cli, ["submit", "--wait", "--", "true"]) == 0
+    assert capsys.readouterr().err == f"{JOB_COMMANDING} succeeded ({why})\n"
+
+
 def test_output_that_starts_again_is_announced(stands: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
     stands.script = ending_with(piece(b"one"), piece(b"", attempt=2), piece(b"one two", attempt=2, last=True))
     assert errors.run(cli, ["submit", "--wait", "--", "work"]) == 0
