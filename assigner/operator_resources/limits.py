@@ -471,13 +471,17 @@ WINDOWS = Resource(
     set=Setting(
         help="Make a window, or replace it. While any exist, a job that names a class starts only in one of them.",
         model=WindowRequest,
-        apply=lambda connection, keys, body, by: time_windows.put_window(connection, keys[0], body, **by),
+        apply_all=lambda connection, wanted, by: time_windows.put_windows(
+            connection, {keys[0]: body for keys, body in wanted}, **by
+        ),
         options={"types": "--type", "exempt_types": "--exempt-type"},
     ),
     printed=lambda done: f"window {done['name']} is open from {done['start']} to {done['end']} o'clock, {done['zone']}",
     remove=Removal(
         help="Remove a window. Without windows, jobs of every class may start at any hour.",
-        apply=lambda connection, keys, by: time_windows.remove_window(connection, keys[0], **by),
+        apply_all=lambda connection, names, by: time_windows.remove_windows(
+            connection, [keys[0] for keys in names], **by
+        ),
         printed="window {name} is removed",
     ),
     section="[[windows]]",

@@ -1,6 +1,6 @@
 """Declarations of priorities: classes with limits and reserves, service levels, and the scheduling policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -98,8 +98,8 @@ CLASSES = Resource(
     set=Setting(
         help="Make a class, or change its points. Its waiting jobs get the new priority while the pool works on.",
         model=ClassRequest,
-        apply=lambda connection, keys, body, by: priority_classes.put_class(
-            connection, keys[0], points=body.points, **by
+        apply_all=lambda connection, wanted, by: priority_classes.put_classes(
+            connection, {keys[0]: body.points for keys, body in wanted}, **by
         ),
         then=_reprice,
         arguments=("points",),
@@ -212,11 +212,16 @@ def _levels(connection: Connection, _: Page) -> list[dict[str, Any]]:
     return [asdict(each) | {"priority": 100 - each.points} for each in priority_classes.service_levels(connection)]
 
 
-def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -> Fields:
-    points = body.points if "points" in body.model_fields_set else None
-    timeout = body.timeout_seconds if "timeout_seconds" in body.model_fields_set else None
-    level = priority_classes.put_service_level(connection, keys[0], points=points, timeout=timeout, **by)
-    return {"points": level.points, "timeout_seconds": level.timeout_seconds}
+def _set_levels(connection: Connection, wanted: Sequence[tuple[Keys, LevelRequest]], by: By) -> Sequence[Fields]:
+    given = {
+        keys[0]: (
+            body.points if "points" in body.model_fields_set else None,
+            body.timeout_seconds if "timeout_seconds" in body.model_fields_set else None,
+        )
+        for keys, body in wanted
+    }
+    levels = priority_classes.put_service_levels(connection, given, **by)
+    return [{"points": level.points, "timeout_seconds": level.timeout_seconds} for level in levels]
 
 
 def _told_of_level(done: Mapping[str, Any]) -> str:
@@ -242,7 +247,7 @@ SERVICE_LEVELS = Resource(
         help="Make a service level, or change it; fields that are not given stay. Waiting jobs get the new points but "
         "keep their timeout.",
         model=LevelRequest,
-        apply=_set_level,
+        apply_all=_set_levels,
         partial=True,
         then=_reprice,
         options={"timeout_seconds": "--timeout"},

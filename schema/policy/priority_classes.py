@@ -32,15 +32,21 @@ LEAST_POINTS, MOST_POINTS = -900, 1100
 
 CLASSES = Statement("SELECT name, points, seconds, seconds_high FROM job_classes ORDER BY points DESC, name")
 PRICE = Statement("SELECT priced(CAST(:own AS jsonb))")
-SET_CLASS = Statement("""
-INSERT INTO job_classes AS c (name, points) VALUES (:name, :points)
-ON CONFLICT (name) DO UPDATE SET points = :points WHERE c.points <> :points
+SET_CLASSES = Statement("""
+INSERT INTO job_classes AS c (name, points)
+SELECT w.name, w.points FROM unnest(CAST(:names AS text[]), CAST(:points AS integer[])) AS w (name, points) ORDER BY 1
+ON CONFLICT (name) DO UPDATE SET points = EXCLUDED.points WHERE c.points <> EXCLUDED.points
 """)
 LEVELS = Statement("SELECT name, points, timeout_seconds FROM service_levels ORDER BY points DESC, name")
-HOLD_LEVEL = Statement("SELECT points, timeout_seconds FROM service_levels WHERE name = :name FOR NO KEY UPDATE")
-SET_LEVEL = Statement("""
-INSERT INTO service_levels AS l (name, points, timeout_seconds) VALUES (:name, :points, :timeout)
-ON CONFLICT (name) DO UPDATE SET points = :points, timeout_seconds = :timeout
+HOLD_LEVELS = Statement("""
+SELECT name, points, timeout_seconds FROM service_levels WHERE name = ANY (CAST(:names AS text[]))
+ORDER BY name FOR NO KEY UPDATE
+""")
+SET_LEVELS = Statement("""
+INSERT INTO service_levels AS l (name, points, timeout_seconds)
+SELECT w.* FROM unnest(CAST(:names AS text[]), CAST(:points AS integer[]), CAST(:timeouts AS double precision[]))
+    AS w (name, points, timeout) ORDER BY w.name
+ON CONFLICT (name) DO UPDATE SET points = EXCLUDED.points, timeout_seconds = EXCLUDED.timeout_seconds
 """)
 POLICY = Statement("SELECT * FROM scheduling")
 HOLD_POLICY = Statement("SELECT * FROM scheduling FOR NO KEY UPDATE")
@@ -196,12 +202,17 @@ def unknown_points(error: psycopg.Error, inputs: Mapping[str, Mapping[str, Any]]
     return BadInput(next(places, "jobs"), escaped(error.diag.message_primary or "", 300))
 
 
-def put_class(connection: Connection, name: str, *, points: int, actor: str, reason: str = "") -> None:
-    """Make a class, or change its points. Waiting jobs keep their priority until `moves.reprice`. Raises BadInput."""
-    _check(name, points)
-    connection.execute(SET_CLASS, {"name": name, "points": points})
+def put_classes(connection: Connection, points: Mapping[str, int], *, actor: str, reason: str = "") -> None:
+    """Make classes of these names, or change their points, in as many statements for many as for one.
+
+    Waiting jobs keep their priority until `moves.reprice`. Raises BadInput.
+    """
+    for name, wanted in points.items():
+        _check(name, wanted)
+    connection.execute(SET_CLASSES, {"names": list(points), "points": list(points.values())})
     connection.execute(_BEGIN_WALK)
-    audit.write(connection, "class.set", actor=actor, subject=name, details={"points": points, "reason": reason})
+    noted = {name: {"points": wanted, "reason": reason} for name, wanted in points.items()}
+    audit.write_all(connection, "class.set", noted, actor=actor)
 
 
 def remove_class(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
@@ -210,21 +221,40 @@ def remove_class(connection: Connection, name: str, *, actor: str, reason: str =
     audit.write(connection, "class.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
 
 
-def put_service_level(
+def put_service_levels(
     connection: Connection,
-    name: str,
+    wanted: Mapping[str, tuple[int | None, float | None]],
     *,
-    points: int | None = None,
-    timeout: float | None = None,
     actor: str,
     reason: str = "",
-) -> ServiceLevel:
-    """Make or change a service level, and return it; `timeout` in seconds. Existing jobs do not change.
+) -> list[ServiceLevel]:
+    """Make or change service levels, in as many statements for many as for one, and return them.
 
-    What is None stays as it is. Raises BadInput, also if a new level lacks one of them.
+    wanted: points, and time-out in seconds, by name. What is None stays as it is. Existing jobs do not change. Raises
+    BadInput, also if a new level lacks one of them.
     """
-    check_name("name", name)
-    known = connection.execute(HOLD_LEVEL, {"name": name}).one_or_none()
+    for name in wanted:
+        check_name("name", name)
+    known = {row.name: ServiceLevel(*row) for row in connection.execute(HOLD_LEVELS, {"names": list(wanted)})}
+    levels = [_level(name, points, timeout, known.get(name)) for name, (points, timeout) in wanted.items()]
+    connection.execute(
+        SET_LEVELS,
+        {
+            "names": [level.name for level in levels],
+            "points": [level.points for level in levels],
+            "timeouts": [level.timeout_seconds for level in levels],
+        },
+    )
+    connection.execute(_BEGIN_WALK)
+    noted = {
+        level.name: {"points": level.points, "timeout_seconds": level.timeout_seconds, "reason": reason}
+        for level in levels
+    }
+    audit.write_all(connection, "service_level.set", noted, actor=actor)
+    return levels
+
+
+def _level(name: str, points: int | None, timeout: float | None, known: ServiceLevel | None) -> ServiceLevel:
     if known is not None:
         points = known.points if points is None else points
         timeout = known.timeout_seconds if timeout is None else timeout
@@ -232,10 +262,6 @@ def put_service_level(
         missing = "points" if points is None else "timeout_seconds"
         raise BadInput(missing, f"is missing: there is no service level '{name}' yet")
     _check(name, points)
-    connection.execute(SET_LEVEL, {"name": name, "points": points, "timeout": timeout})
-    connection.execute(_BEGIN_WALK)
-    details = {"points": points, "timeout_seconds": timeout, "reason": reason}
-    audit.write(connection, "service_level.set", actor=actor, subject=name, details=details)
     return ServiceLevel(name, points, timeout)
 
 

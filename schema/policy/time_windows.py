@@ -4,7 +4,8 @@ Hours are those of the clock on the wall in a named time zone. A window from 2 t
 which that hour occurs twice, and does not open on the day on which it is skipped.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Self
@@ -107,8 +108,7 @@ ORDER BY w.name
 LOCK = Statement("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
 REMOVE = Statement("DELETE FROM windows WHERE name = ANY (CAST(:names AS text[])) RETURNING name")
 PUT = Statement(f"""
-INSERT INTO windows ({_COLUMNS}) VALUES (:name, :start, :end, :zone, :types, :exempt_types, :match, :meter,
-    :usage_threshold, :meter_max_age)
+INSERT INTO windows ({_COLUMNS}) SELECT {_COLUMNS} FROM jsonb_populate_recordset(NULL::windows, CAST(:windows AS jsonb))
 """)
 
 
@@ -295,35 +295,40 @@ def declare(connection: Connection, wanted: Sequence[WindowSettings], *, actor: 
     if {each.settings for each in read(connection).windows if each.settings.name in before} == set(wanted):
         return
     connection.execute(REMOVE, {"names": sorted(before)})
-    for each in wanted:
-        _put(connection, each)
+    _put(connection, wanted)
     audit.write(connection, "windows.set", actor=actor, subject="windows", details={"windows": sorted(named)})
 
 
-def put_window(connection: Connection, name: str, terms: WindowTerms, *, actor: str, reason: str = "") -> None:
-    """Make a window, or replace the one of this name. Raises BadInput."""
-    check_name("name", name)
+def put_windows(connection: Connection, wanted: Mapping[str, WindowTerms], *, actor: str, reason: str = "") -> None:
+    """Make windows, or replace those of these names, in as many statements for many as for one. Raises BadInput."""
+    for name in wanted:
+        check_name("name", name)
+    given = {
+        name: {field: getattr(terms, field) for field in WindowTerms.model_fields} for name, terms in wanted.items()
+    }
     connection.execute(LOCK)
-    connection.execute(REMOVE, {"names": [name]})
-    given = {field: getattr(terms, field) for field in WindowTerms.model_fields}
-    _put(connection, WindowSettings(name=name, **given))
-    details = {"after": {**given, "types": list(terms.types), "exempt_types": list(terms.exempt_types)}}
-    audit.write(connection, "window.set", actor=actor, subject=f"window:{name}", details={**details, "reason": reason})
+    connection.execute(REMOVE, {"names": list(wanted)})
+    _put(connection, [WindowSettings(name=name, **terms) for name, terms in given.items()])
+    noted = {f"window:{name}": {"after": terms, "reason": reason} for name, terms in given.items()}
+    audit.write_all(connection, "window.set", noted, actor=actor)
     wake(connection, "jobs")
 
 
-def remove_window(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a window. Without any window, no job waits for one. Raises NotFound."""
+def remove_windows(connection: Connection, names: Sequence[str], *, actor: str, reason: str = "") -> None:
+    """Remove windows. Without any window, no job waits for one. Raises NotFound if one is not there."""
     connection.execute(LOCK)
-    if connection.execute(REMOVE, {"names": [name]}).one_or_none() is None:
-        raise NotFound(f"window: no window '{escaped(name, 63)}'")
-    audit.write(connection, "window.rm", actor=actor, subject=f"window:{name}", details={"reason": reason})
+    removed = set(connection.execute(REMOVE, {"names": list(names)}).scalars())
+    for name in names:
+        if name not in removed:
+            raise NotFound(f"window: no window '{escaped(name, 63)}'")
+    noted = {f"window:{name}": {"reason": reason} for name in names}
+    audit.write_all(connection, "window.rm", noted, actor=actor)
     wake(connection, "jobs")
 
 
-def _put(connection: Connection, window: WindowSettings) -> None:
-    lists = {"types": list(window.types), "exempt_types": list(window.exempt_types)}
-    connection.execute(PUT, window.model_dump() | lists)
+def _put(connection: Connection, windows: Sequence[WindowSettings]) -> None:
+    rows = [each.model_dump() | {"starts": each.start, "ends": each.end} for each in windows]
+    connection.execute(PUT, {"windows": json.dumps(rows)})
 
 
 def read(connection: Connection) -> WindowSchedule:

@@ -354,11 +354,11 @@ def test_a_lock_that_nobody_has_set_has_one_slot(good: Callable[[str], str], ope
 def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: Pool) -> None:
     job = submitted(pool, job_class="random")
     terms = WindowTerms(start=0, end=24, types=("critical",))
-    pool.database.run(lambda c: time_windows.put_window(c, "all-day", terms, actor="test"))
+    pool.database.run(lambda c: time_windows.put_windows(c, {"all-day": terms}, actor="test"))
     pool.bot()
     pool.assigner().run_once()
     assert pool.job(job).state == "queued"
-    pool.database.run(lambda c: time_windows.remove_window(c, "all-day", actor="test"))
+    pool.database.run(lambda c: time_windows.remove_windows(c, ["all-day"], actor="test"))
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"
     assert pool.database.run(lambda c: c.execute(Statement("SELECT count(*) FROM windows")).scalar_one()) == 0

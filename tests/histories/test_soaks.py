@@ -284,7 +284,7 @@ def test_all_at_once_every_job_comes_to_its_end(pool: Pool) -> None:
         if submitting and step % 10 == 9:
             points = chance.randint(0, 100)
             pool.database.run(
-                lambda c, points=points: priority_classes.put_class(c, "random", points=points, actor="test")
+                lambda c, points=points: priority_classes.put_classes(c, {"random": points}, actor="test")
             )
             reprice(pool.database, actor="test")
         if step == 60:

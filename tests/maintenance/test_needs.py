@@ -188,7 +188,7 @@ def limited(pool: Pool) -> None:
 
 def repriced(pool: Pool) -> None:
     pool.submit()
-    pool.database.run(lambda c: priority_classes.put_class(c, "random", points=9, actor="test"))
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"random": 9}, actor="test"))
 
 
 def running(change: str) -> Callable[[Pool], None]:

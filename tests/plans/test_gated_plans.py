@@ -102,7 +102,7 @@ def start(connection: Connection, **ordering: Any) -> None:
 def fill_gated(connection: Connection) -> None:
     filling.fill_queues(connection, instances=TENANTS, kinds=["free"])
     filling.fill_bots(connection, {"free": 1_000}, capacity=4)
-    priority_classes.put_class(connection, "build", points=40, actor="test")
+    priority_classes.put_classes(connection, {"build": 40}, actor="test")
     rates.set_rates(connection, {"model": rates.RateTerms(1000.0, 1000)}, actor="test")
     for number in range(TENANTS):
         account = Account(weight=number + 1.0, budget=1e9, max_concurrent=GATED)

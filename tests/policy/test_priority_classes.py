@@ -20,6 +20,7 @@ from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens
+from tests.support.plans import statements
 from tests.support.pool import Pool, admission_state, completed, head, queue, taken
 from tests.support.servers import Console, Served
 
@@ -220,7 +221,7 @@ def test_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(pool: 
     (explicit,) = of_class(pool, job_class="random", priority=60)
     (changed,) = of_class(pool, job_class="random")
     pool.database.run(lambda c: set_priority(c, [changed], -5, instances=None, reason=None, actor="test"))
-    pool.database.run(lambda c: priority_classes.put_class(c, "random", points=95, actor="test"))
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"random": 95}, actor="test"))
     bot, done = pool.bot(capacity=2000), threading.Event()
 
     def assign() -> None:
@@ -243,7 +244,7 @@ def test_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(pool: 
     assert {pool.job(job).priority for job in others} == {40}
     assert (pool.job(explicit).priority, pool.job(changed).priority) == (60, -5)
     assert len(bot.take()) + len(pool.rows("SELECT FROM jobs WHERE state = 'queued'")) == len(jobs) + 5
-    pool.database.run(lambda c: priority_classes.put_class(c, "random", points=95, actor="test"))
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"random": 95}, actor="test"))
     assert reprice(pool.database, actor="test") == 0, "what is repeated changes nothing"
 
 
@@ -258,13 +259,35 @@ def test_the_report_of_classes_counts_jobs_of_which_nothing_but_the_class_was_sa
     assert (found.name, found.jobs, found.estimated) == ("random", 2, 1)
 
 
+def test_many_classes_and_levels_are_set_in_as_many_statements_as_few_and_levels_keep_what_is_not_given(
+    pool: Pool,
+) -> None:
+    told = []
+    for count in (2, 60):
+        names = [f"n{nth}" for nth in range(count)]
+        levels: dict[str, tuple[int | None, float | None]] = {name: (nth, 60.0) for nth, name in enumerate(names)}
+        with statements() as sent:
+            pool.database.run(lambda c, p=names: priority_classes.put_classes(c, dict.fromkeys(p, 7), actor="test"))
+            pool.database.run(lambda c, p=levels: priority_classes.put_service_levels(c, p, actor="test"))
+        told.append(len(sent))
+    assert told[0] == told[1]
+    assert pool.row("SELECT count(*) AS n FROM job_classes WHERE points = 7").n == 60
+    some: dict[str, tuple[int | None, float | None]] = {"n5": (None, 9.0), "n6": (66, None)}
+    found = pool.database.run(lambda c: priority_classes.put_service_levels(c, some, actor="test"))
+    assert [(each.name, each.points, each.timeout_seconds) for each in found] == [("n5", 5, 9.0), ("n6", 66, 60.0)]
+    with pytest.raises(BadInput, match="there is no service level 'new' yet"):
+        pool.database.run(lambda c: priority_classes.put_service_levels(c, {**some, "new": (1, None)}, actor="test"))
+    noted = pool.rows("SELECT action, count(*) AS n FROM audit WHERE action LIKE '%.set' GROUP BY 1 ORDER BY 1")
+    assert [(row.action, row.n) for row in noted] == [("class.set", 62), ("service_level.set", 64)]
+
+
 def test_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
     (job,) = of_class(pool, job_class="background")
     pool.change("UPDATE jobs SET queued_at = now() - interval '2 hours'")
     pool.change("UPDATE job_constraints SET watch_at = now() - interval '1 hour'")
     pool.upkeep().run_once()
     assert pool.job(job).rank == 40.5
-    pool.database.run(lambda c: priority_classes.put_class(c, "background", points=15, actor="test"))
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"background": 15}, actor="test"))
     assert reprice(pool.database, actor="test") == 1
     assert (pool.job(job).priority, pool.job(job).rank) == (85, 40.5)
 

@@ -161,7 +161,7 @@ def test_a_penalty_stays_when_operators_change_the_points_of_a_class(pool: Pool)
     (job,) = together(pool, {"owner": "ann", "job_class": "serious"})
     found = pool.row(f"SELECT priced(priority_inputs) AS priority FROM job_constraints WHERE job_id = {job.job_id}")
     assert found.priority == placed(pool, job)[0] == 70
-    pool.database.run(lambda c: priority_classes.put_class(c, "serious", points=50, actor="test"))
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"serious": 50}, actor="test"))
     found = pool.row(f"SELECT priced(priority_inputs) AS priority FROM job_constraints WHERE job_id = {job.job_id}")
     assert found.priority == 80
 

@@ -149,6 +149,12 @@ def test_a_draft_is_made_while_the_policy_can_be_changed_and_is_of_the_newest_ve
     assert [row.subject for row in noted] == [f"policy:{draft.id}"]
 
 
+WINDOW = {
+    "start": 22, "end": 6, "zone": "Europe/Berlin", "types": ["night", "all"], "exempt_types": [], "match": "prefix",
+    "meter": "tokens", "usage_threshold": 62.5, "meter_max_age": 60.0,
+}  # fmt: skip
+
+
 def many(count: int) -> dict[str, dict[str, dict[str, Any]]]:
     """Limits with this number of items of each resource that may have thousands of them."""
     names = [f"i{nth}" for nth in range(count)]
@@ -170,6 +176,7 @@ def many(count: int) -> dict[str, dict[str, dict[str, Any]]]:
         },
         "queue-limit": {f"a/{name}": {"max_queued": 5} for name in names},
         "rate": {f"api/{name}": {"per_second": 2.5, "burst": nth + 1} for nth, name in enumerate(names)},
+        "window": {name: {**WINDOW, "start": nth % 6, "exempt_types": [name]} for nth, name in enumerate(names)},
     }
 
 
@@ -193,7 +200,7 @@ def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: 
     assert {row.action: row.times for row in noted if row.action.split(".")[0] not in others} == {
         "account.set": 62, "account.remove": 62, "limit.set": 186, "limit.rm": 186, "quota.set": 62, "quota.rm": 62,
         "queue.set": 248, "rate.set": 62, "rate.rm": 62, "ceiling.set": 62, "ceiling.rm": 62, "submit-rule.set": 62,
-        "submit-rule.rm": 62,
+        "submit-rule.rm": 62, "window.set": 62, "window.rm": 62,
     }  # fmt: skip
 
     wrong = {"quota": {**many(20)["quota"], "gone/i1": {"min": 1, "max": None}}, "instance": many(20)["instance"]}
