@@ -1,10 +1,12 @@
 """The commands that act on jobs given by ids or a filter: cancel, hold, release, requeue, priority, reschedule."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
+from leasehold.client import Client
 from leasehold.errors import Conflict, LeaseholdError, NotFound
 from leasehold.states import WAITING
 
@@ -13,12 +15,37 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import Chosen, choosing
 from bots.cli.output import Record
 from bots.cli.waiting import finish
-from schema import readable, validation
+from schema import clock, readable, validation
 from schema.readable import plural, tell
 
 #: After more lines than these, their number is told too, because the first ones have left the screen.
 SCREEN = 20
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
+
+
+#: Seconds between two lines on how far an act on many jobs is.
+SILENCE = 10.0
+
+
+@contextmanager
+def acting(caller: Caller) -> Iterator[Client]:
+    """Give the client of an act on jobs. Of a long act, tell how many jobs it has changed, and so on Ctrl-C."""
+    so_far, said = 0, clock.monotonic()
+
+    def part(changed: int) -> None:
+        nonlocal so_far, said
+        so_far = changed
+        if clock.monotonic() - said >= SILENCE:
+            said = clock.monotonic()
+            tell(f"{plural(changed, 'job')} changed so far")
+
+    with caller.client() as client:
+        client.backlog.told = part
+        try:
+            yield client
+        except KeyboardInterrupt:
+            tell(f"\n{plural(so_far, 'job')} changed before; of those that pass the filter, some more may be")
+            raise click.Abort from None
 
 
 @click.command()
@@ -35,7 +62,7 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     leasehold cancel ID…
     leasehold cancel --all --meta build=1234
     """
-    with caller.client() as client:
+    with acting(caller) as client:
         answers = client.cancel(chosen.jobs(client), all_submissions=all_submissions)
     if caller.json:
         output.print_json(answers)
@@ -50,7 +77,7 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
 @caller_options
 def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Hold queued jobs aside until they are released. For operators."""
-    with caller.client() as client:
+    with acting(caller) as client:
         _print_results(caller, client.backlog.hold(chosen.jobs(client), reason=reason), _state)
 
 
@@ -60,7 +87,7 @@ def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
 @caller_options
 def release(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Return held jobs to the queue with the age that they had. For operators."""
-    with caller.client() as client:
+    with acting(caller) as client:
         _print_results(caller, client.backlog.release(chosen.jobs(client), reason=reason), _state)
 
 
@@ -75,7 +102,7 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
 
     --all leaves out what was requeued before. For operators.
     """
-    with caller.client() as client:
+    with acting(caller) as client:
         answers = client.backlog.requeue(chosen.jobs(client), key=key, reason=reason)
         if left_out := [job for job in answers if job.get("left_out")]:
             was = "was" if len(left_out) == 1 else "were"
@@ -106,7 +133,7 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
     leasehold priority -5 ID…
     leasehold priority 10 --instance ci --label nightly --all
     """
-    with caller.client() as client:
+    with acting(caller) as client:
         if not chosen.where or chosen.where.keys() - {"instance", "label"}:
             _print_results(caller, client.backlog.prioritise(chosen.jobs(client), number, reason=reason), _priority)
             return
@@ -137,7 +164,7 @@ def reschedule(
         raise click.UsageError("give exactly one of: --at, --in, --now")
     starts = None if at is None else times.moment(at, option="--at")
     seconds = 0.0 if now else None if delay is None else times.seconds(delay, option="--in")
-    with caller.client() as client:
+    with acting(caller) as client:
         answers = client.backlog.reschedule(chosen.jobs(client), schedule_after=starts, delay=seconds, reason=reason)
         _print_results(caller, answers, _start)
 

@@ -208,13 +208,7 @@ IN = "such as 90m or 1h30m; a number alone is seconds"
 
 
 def _duration(option: str) -> Spelling:
-    def read(text: str) -> float:
-        found = times.seconds(text, option=option)
-        if found > validation.MAX_TIMEOUT:
-            raise BadInput(option, f"'{escaped(text, 60)}' is more than a year")
-        return found
-
-    return Spelling(option, "DURATION", click.STRING, read=read, note=IN)
+    return Spelling(option, "DURATION", click.STRING, read=partial(times.seconds, option=option), note=IN)
 
 
 _SPELLINGS: Mapping[str, Spelling] = {

@@ -10,7 +10,7 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
-from schema import clock
+from schema import clock, validation
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 #: A zone given by its rules, as CET-1CEST.
@@ -33,13 +33,20 @@ class Duration(click.FloatRange):
 
 
 def seconds(text: str, *, option: str) -> float:
-    """Return the seconds of a duration such as `90m`, `1h30m`, `2 d`; a number alone is seconds. Raises BadInput."""
+    """Return the seconds of a duration such as `90m`, `1h30m`, `2 d`; a number alone is seconds.
+
+    Raises BadInput, also for more than a year.
+    """
     if re.fullmatch(r"\d*\.?\d+(e-\d+)?", text):
-        return float(text)
-    parts = _PART.findall(text)
-    if not parts or _PART.sub("", text):
-        raise BadInput(option, f"'{escaped(text, 60)}' is not a duration, such as 90m, 1h30m or 45 (seconds)")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+        found = float(text)
+    else:
+        parts = _PART.findall(text)
+        if not parts or _PART.sub("", text):
+            raise BadInput(option, f"'{escaped(text, 60)}' is not a duration, such as 90m, 1h30m or 45 (seconds)")
+        found = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if found > validation.MAX_TIMEOUT:
+        raise BadInput(option, f"'{escaped(text, 60)}' is more than a year")
+    return found
 
 
 def moment(text: str, *, option: str) -> str:

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 def test_a_duration_of_more_than_a_year_is_told_as_one(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert errors.run(cli, ["submit", "--in", "500d", "--", "true"]) == 2
     assert (capsys.readouterr().err, stands.asked) == ("error: --in: '500d' is more than a year\n", [])
+    assert errors.run(cli, ["reschedule", "--in", "500d", JOB_COMMANDING]) == 2
+    assert (capsys.readouterr().err, stands.asked) == ("error: --in: '500d' is more than a year\n", [])
 
 
 def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

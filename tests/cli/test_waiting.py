@@ -240,6 +240,32 @@ def test_ctrl_c_in_a_large_file_says_how_much_of_it_is_submitted(
     ]
 
 
+def test_an_act_on_many_jobs_tells_how_far_it_is_and_what_ctrl_c_leaves(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.cli.backlog.SILENCE", 0.0)
+    jobs = [{"id": id, "state": "cancelled", "changed": True} for id in (JOB_COMMANDING, OTHER)]
+    parts = [
+        Answer({"jobs": jobs, "next": "a"}),
+        Answer({"jobs": jobs, "next": "b"}),
+        Answer({"jobs": [], "next": None}),
+    ]
+    stands.script = in_turn(*parts)
+    assert errors.run(cli, ["cancel", "--all", "--label", "x"]) == 0
+    assert capsys.readouterr().err.splitlines() == ["2 jobs changed so far", "4 jobs changed so far"]
+    told: list[str] = []
+
+    def interrupting(text: str) -> None:
+        told.append(text)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("bots.cli.backlog.tell", interrupting)
+    stands.script = in_turn(*parts)
+    assert errors.run(cli, ["hold", "--all", "--label", "x"]) == 130
+    assert told[-1] == "\n4 jobs changed before; of those that pass the filter, some more may be"
+
+
 # Watching
 
 

@@ -44,11 +44,14 @@ class Backlog:
 
     def __init__(self, transport: Transport, *, key: Callable[[], str]) -> None:
         self._transport, self._key = transport, key
+        #: Called after each request but the last of an act on many jobs, with the number of jobs changed so far.
+        self.told: Callable[[int], object] | None = None
 
     def each(self, path: str, jobs: Jobs, *, size: int = wire.MAX_LIST, **body: str | float | None) -> Records:
         """Call a route for jobs in parts of at most `size`, and join the answers."""
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []
+        changed = 0
         try:
             if isinstance(jobs, Mapping):
                 asked: Record = {"where": dict(jobs), **given}
@@ -58,6 +61,9 @@ class Backlog:
                     if answer["next"] is None:
                         return answers
                     asked["cursor"] = answer["next"]
+                    changed += sum(job["changed"] for job in answer["jobs"])
+                    if self.told is not None:
+                        self.told(changed)
             for part in slices(jobs, size):
                 answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
         except LeaseholdError as error:
@@ -112,3 +118,5 @@ class Backlog:
             changed += int(answer["changed"])
             if not answer["more"]:
                 return changed
+            if self.told is not None:
+                self.told(changed)
