@@ -88,7 +88,7 @@ def _check(connection: Connection, kind: Kind, name: str, *, instance: str) -> N
         case "schedule":
             check_name("name", name)
             if instance == EVERYWHERE:
-                raise BadInput("instance", "names the instance of a schedule, such as --instance default")
+                raise BadInput("instance", "is missing: a schedule is one of an instance, such as --instance default")
     if instance != EVERYWHERE:
         instances.require(connection, instance, create=False, actor="")
 

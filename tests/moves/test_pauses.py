@@ -164,7 +164,7 @@ def test_an_instance_is_paused_by_its_drain_and_a_schedule_by_being_disabled(poo
         ("task", "", "", "name: must not be empty"),
         ("label", "a", "nobody", "instance: there is no instance 'nobody'"),
         ("instance", "default", "default", "instance: is the name itself"),
-        ("schedule", "a", "", "instance: names the instance of a schedule"),
+        ("schedule", "a", "", "instance: is missing: a schedule is one of an instance"),
         ("schedule", "a", "default", "schedule: there is no 'a'"),
         ("instance", "nobody", "", "instance: there is no instance 'nobody'"),
     ],

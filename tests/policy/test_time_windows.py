@@ -133,6 +133,10 @@ def test_a_time_zone_has_a_name_that_exists() -> None:
     for name in ("Europe/Atlantis", "", "../etc/passwd", "Europe/../UTC", "EST5EDT4"):
         with pytest.raises(ValueError, match="is not a time zone"):
             load_zone(name)
+    with pytest.raises(ValueError, match=r"; did you mean 'Europe/Berlin'\?$"):
+        load_zone("europe/berlin")
+    with pytest.raises(ValueError, match=r" 'Europe/Berlin'$"):
+        load_zone("CEST")  # nobody means EST
 
 
 # Jobs that wait for a window, for a meter, or for an hour that they prefer.

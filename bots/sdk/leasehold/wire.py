@@ -86,7 +86,9 @@ def load_zone(name: str) -> "ZoneInfo":
     from zoneinfo import ZoneInfo
 
     if name not in zone_names():
-        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
+        # Not among EST and the like, of which each resembles another.
+        meant = suggestion(name[:60], [known for known in zone_names() if "/" in known])
+        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'{meant}")
     try:
         return ZoneInfo(name)
     # Its file was removed or replaced after the names were read.
@@ -110,8 +112,21 @@ def check_cron(field: str, value: str) -> str:
     # Of a step after `L` or `#`, cronsim finds with an assertion or a comparison that it means nothing.
     except (CronSimError, AssertionError, TypeError) as error:
         said = f": {str(error)[:1].lower()}{str(error)[1:]}" if isinstance(error, CronSimError) else ""
+        said += ", which none of its months has" if _is_of_no_month(parts) else ""
         raise BadInput(field, f"'{escaped(value, 80)}' is not a cron expression{said}") from None
     return expression
+
+
+def _is_of_no_month(parts: list[str]) -> bool:
+    """Return True if a refused cron expression would be one in any month, such as that for the 30th of February."""
+    from cronsim import CronSimError
+
+    try:
+        _ticks(" ".join([*parts[:3], "*", parts[4]]))
+        _ticks(f"0 0 1 {parts[3]} *")
+    except (CronSimError, AssertionError, TypeError):
+        return False
+    return True
 
 
 def has_ticks(expression: str) -> bool:
