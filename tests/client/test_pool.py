@@ -89,6 +89,19 @@ def test_what_is_no_json_is_refused_by_its_place_and_never_sent(fields: Any, sai
         assert stands.asked == []
 
 
+def test_many_jobs_are_a_list_of_requests() -> None:
+    with gateway(in_turn(Answer({}))) as stands, Pool(stands.url, TOKEN) as pool:
+        for wrong, said in (
+            ({"command": ["true"]}, 'jobs: are many, such as [{"command": ["true"]}], and not one \'dict\''),
+            ("true", "jobs: are many, "),
+            (["true"], 'jobs.0: is not the fields of a job, such as {"command": ["true"]}'),
+            ([{"command": ["true"]}, {"label": "x"}], "jobs.1: is not the fields of a job"),
+        ):
+            with pytest.raises(BadInput, match=f"^{re.escape(said)}"):
+                pool.submit_many(wrong)  # type: ignore[arg-type]
+        assert stands.asked == []
+
+
 @pytest.mark.parametrize("timeout", ["3", timedelta(seconds=1), math.nan, True])
 def test_a_wait_takes_a_number_of_seconds(timeout: Any) -> None:
     with gateway(in_turn(Answer({}))) as stands, Pool(stands.url, TOKEN) as pool:
@@ -289,6 +302,10 @@ def test_a_graph_is_put_together_node_by_node(connected: Pool) -> None:
     assert graph.request()["nodes"][2]["after"] == [0, {"node": 1, "on_failure": "run"}]
     with pytest.raises(BadInput, match="after: names node 9, which the graph does not have yet"):
         graph.add(["x"], after=[leasehold.Node(9)])
+    for wrong in ("build", [0], {0: "run"}):
+        with pytest.raises(BadInput, match=r"^node: is what graph.add\(…\) returned, or Node\(3\), and not a '"):
+            graph.add(["x"], after=wrong)  # type: ignore[arg-type]
+    assert repr(graph) == "Graph(name='release', nodes=3)"
     taken, again = graph.submit(), graph.submit()
     assert (taken.created, again.created, again.id) == (True, False, taken.id)
     assert connected.job(taken.jobs[build]).label == "build"

@@ -24,6 +24,13 @@ class Node:
 
     number: int
 
+    @classmethod
+    def checked(cls, given: Any) -> Self:
+        """Return the node. Raises BadInput for anything else, such as its number or a job."""
+        if not isinstance(given, cls):
+            raise BadInput("node", f"is what graph.add(…) returned, or Node(3), and not a '{type(given).__name__}'")
+        return given
+
     @property
     def result(self) -> Any:
         """What the call of a task in this node returns, as an argument of a later node; None if it does not succeed."""
@@ -75,6 +82,9 @@ class GraphRequest:
         self._request: dict[str, Any] = {"name": name, **given}
         self._nodes: list[dict[str, Any]] = []
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self._request['name']!r}, nodes={len(self._nodes)})"
+
     def add(
         self,
         command: "Sequence[str] | Task[..., Any]",
@@ -105,7 +115,7 @@ class GraphRequest:
             raise BadInput("args", "are those of a task, and this is a command")
         else:
             request = jobs.request(command, fields)
-        for parent in parents:
+        for parent in map(Node.checked, parents):
             if not 0 <= parent.number < node.number:
                 raise BadInput("after", f"names node {parent.number}, which the graph does not have yet")
         edges = [_edge(parent, own or on_failure) for parent, own in parents.items()]
@@ -215,7 +225,7 @@ class SubmittedGraph:
         Raises Conflict `node_barred` if a node depends on one that failed and does not run again, `graph_replaced` if
         another graph has taken the place of this one.
         """
-        answer = self._client.graphs.retry(self.id, nodes=[node.number for node in nodes] or None)
+        answer = self._client.graphs.retry(self.id, nodes=[Node.checked(node).number for node in nodes] or None)
         return {Node(each["node"]): Job(each["id"], created=True) for each in answer["nodes"]}
 
     def cancel(self) -> int:

@@ -4,7 +4,7 @@ The classes are made from the gateway's JSON objects. They leave out fields that
 gateway can be used; `/openapi.json` of a gateway describes all of them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
@@ -358,6 +358,16 @@ def request(command: Sequence[str], fields: Mapping[str, Any]) -> dict[str, Any]
     if isinstance(command, str | bytes):
         raise BadInput("command", "is a text; give a list of the program and its arguments, such as ['make', 'test']")
     return {**fields, "command": list(command)}
+
+
+def requests(jobs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Return the request of each of many jobs. Raises BadInput for what is no list of them."""
+    if isinstance(jobs, str | bytes | Mapping):
+        raise BadInput("jobs", f'are many, such as [{{"command": ["true"]}}], and not one \'{type(jobs).__name__}\'')
+    for number, job in enumerate(jobs):
+        if not isinstance(job, Mapping) or "command" not in job:
+            raise BadInput(f"jobs.{number}", 'is not the fields of a job, such as {"command": ["true"]}')
+        yield request(job["command"], job)
 
 
 def query(wanted: Mapping[str, Any]) -> dict[str, Any]:

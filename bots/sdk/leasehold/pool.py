@@ -32,6 +32,7 @@ from leasehold.jobs import (
     progress_news,
     query,
     request,
+    requests,
 )
 from leasehold.states import JobState
 from leasehold.tasks import periodic
@@ -175,10 +176,9 @@ class Pool(AppRegistry):
         job.
         Raises as `submit`; `submitted` of the error holds the ids of the jobs of earlier parts.
         """
-        requests = (request(job["command"], job) for job in jobs)
         if key is None:
-            return self.client.submit(requests)
-        return self.client.submit({"key": f"{key}-{n}", **job} for n, job in zip(count(), requests))
+            return self.client.submit(requests(jobs))
+        return self.client.submit({"key": f"{key}-{n}", **job} for n, job in zip(count(), requests(jobs)))
 
     def wait(self, jobs: AnyJob | Iterable[AnyJob], timeout: float | None = None) -> list[Result]:
         """Wait until all jobs are final; return their results in the given order.
