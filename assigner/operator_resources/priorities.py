@@ -107,7 +107,9 @@ CLASSES = Resource(
     printed=lambda done: f"{done['name']} has {plural(done['points'], 'point')}: priority {100 - done['points']}",
     remove=Removal(
         help="Remove a class that no unfinished job uses.",
-        apply=lambda connection, keys, by: priority_classes.remove_class(connection, keys[0], **by),
+        apply_all=lambda connection, names, by: priority_classes.remove_classes(
+            connection, [keys[0] for keys in names], **by
+        ),
         printed="class {name} is removed",
     ),
 )
@@ -255,7 +257,9 @@ SERVICE_LEVELS = Resource(
     printed=_told_of_level,
     remove=Removal(
         help="Remove a service level that no unfinished job uses.",
-        apply=lambda connection, keys, by: priority_classes.remove_service_level(connection, keys[0], **by),
+        apply_all=lambda connection, names, by: priority_classes.remove_service_levels(
+            connection, [keys[0] for keys in names], **by
+        ),
         printed="service level {name} is removed",
     ),
 )

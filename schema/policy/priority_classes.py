@@ -64,8 +64,12 @@ WHERE f.origin @> w.walk IS NOT TRUE
 # A submit reads its class or service level, and so holds a weak lock on that table until its job is visible.
 LOCK_CLASSES = Statement("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
 LOCK_LEVELS = Statement("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
-REMOVE_CLASS = Statement("DELETE FROM job_classes WHERE name = :name RETURNING points")
-REMOVE_LEVEL = Statement("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
+_REMOVE_CLASSES = Statement("""
+DELETE FROM job_classes WHERE name = ANY (CAST(:names AS text[])) RETURNING name, points
+""")
+_REMOVE_LEVELS = Statement("""
+DELETE FROM service_levels WHERE name = ANY (CAST(:names AS text[])) RETURNING name, points, timeout_seconds
+""")
 # Every unfinished job that may have constraints; each part reads the index of its state.
 _UNFINISHED = f"""
 SELECT id, queue FROM jobs WHERE {READY_CONSTRAINED}
@@ -78,15 +82,16 @@ UNION ALL SELECT j.id, j.queue
     FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id
     WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constrained
 """
+# One of these classes, or levels, that an unfinished job has.
 CLASS_IN_USE = Statement(f"""
-SELECT EXISTS (
-    SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
-        JOIN queues q ON q.id = j.queue LEFT JOIN constraint_sets g ON g.id = q.constraint_set
-    WHERE t.priority_inputs->>'class' = :name OR g.terms->>'job_class' = :name)
+SELECT c.name FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
+    JOIN queues q ON q.id = j.queue LEFT JOIN constraint_sets g ON g.id = q.constraint_set
+CROSS JOIN LATERAL (VALUES (t.priority_inputs->>'class'), (g.terms->>'job_class')) AS c (name)
+WHERE c.name = ANY (CAST(:names AS text[])) LIMIT 1
 """)
 LEVEL_IN_USE = Statement(f"""
-SELECT EXISTS (
-    SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id WHERE t.priority_inputs->>'level' = :name)
+SELECT t.priority_inputs->>'level' AS name FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id
+WHERE t.priority_inputs->>'level' = ANY (CAST(:names AS text[])) LIMIT 1
 """)
 
 
@@ -215,10 +220,14 @@ def put_classes(connection: Connection, points: Mapping[str, int], *, actor: str
     audit.write_all(connection, "class.set", noted, actor=actor)
 
 
-def remove_class(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a class. Raises NotFound, and Conflict `class_in_use` while an unfinished job has it."""
-    row = _removed(connection, name, noun="class", lock=LOCK_CLASSES, in_use=CLASS_IN_USE, remove=REMOVE_CLASS)
-    audit.write(connection, "class.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
+def remove_classes(connection: Connection, names: Sequence[str], *, actor: str, reason: str = "") -> None:
+    """Remove classes, in as many statements for many as for one.
+
+    Raises NotFound, and Conflict `class_in_use` while an unfinished job has one of them.
+    """
+    rows = _removed(connection, names, noun="class", lock=LOCK_CLASSES, in_use=CLASS_IN_USE, remove=_REMOVE_CLASSES)
+    noted = {name: {"before": rows[name], "reason": reason} for name in names}
+    audit.write_all(connection, "class.rm", noted, actor=actor)
 
 
 def put_service_levels(
@@ -265,10 +274,12 @@ def _level(name: str, points: int | None, timeout: float | None, known: ServiceL
     return ServiceLevel(name, points, timeout)
 
 
-def remove_service_level(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove a service level. Raises NotFound, and Conflict `service_level_in_use` while an unfinished job has it."""
-    row = _removed(connection, name, noun="service level", lock=LOCK_LEVELS, in_use=LEVEL_IN_USE, remove=REMOVE_LEVEL)
-    audit.write(connection, "service_level.rm", actor=actor, subject=name, details={"before": row, "reason": reason})
+def remove_service_levels(connection: Connection, names: Sequence[str], *, actor: str, reason: str = "") -> None:
+    """Remove service levels as `remove_classes` does classes. The Conflict is `service_level_in_use`."""
+    noun = "service level"
+    rows = _removed(connection, names, noun=noun, lock=LOCK_LEVELS, in_use=LEVEL_IN_USE, remove=_REMOVE_LEVELS)
+    noted = {name: {"before": rows[name], "reason": reason} for name in names}
+    audit.write_all(connection, "service_level.rm", noted, actor=actor)
 
 
 def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: str = "") -> None:
@@ -283,24 +294,26 @@ def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: st
 
 
 def _removed(
-    connection: Connection, name: str, *, noun: str, lock: Statement, in_use: Statement, remove: Statement
-) -> dict[str, Any]:
-    """Remove a row that no unfinished job uses, and return its values.
+    connection: Connection, names: Sequence[str], *, noun: str, lock: Statement, in_use: Statement, remove: Statement
+) -> dict[str, dict[str, Any]]:
+    """Remove rows that no unfinished job uses, and return their values by their names.
 
-    Takes an exclusive lock on the table. It waits for submits that have read the row, and a later submit waits and does
-    not find the row. Before the lock the use is tested once, so that submits do not wait if the row is in use anyway.
+    Takes an exclusive lock on the table. It waits for submits that have read a row, and a later submit waits and does
+    not find the row. Before the lock the use is tested once, so that submits do not wait if a row is in use anyway.
     """
     for fence in (None, lock):
         if fence is not None:
             connection.execute(fence)
-        if connection.execute(in_use, {"name": name}).scalar_one():
+        used = connection.execute(in_use, {"names": list(names)}).scalar_one_or_none()
+        if used is not None:
             raise Conflict(
-                f"{noun.replace(' ', '_')}_in_use", f"{noun} '{escaped(name, 63)}' is used by unfinished jobs"
+                f"{noun.replace(' ', '_')}_in_use", f"{noun} '{escaped(used, 63)}' is used by unfinished jobs"
             )
-    row = connection.execute(remove, {"name": name}).one_or_none()
-    if row is None:
-        raise NotFound(f"{noun}: there is no {noun} '{escaped(name, 63)}'")
-    return row._asdict()
+    rows = {row.name: row._asdict() for row in connection.execute(remove, {"names": list(names)})}
+    for name in names:
+        if name not in rows:
+            raise NotFound(f"{noun}: there is no {noun} '{escaped(name, 63)}'")
+    return {row.pop("name"): row for row in rows.values()}
 
 
 def _check(name: str, points: int) -> None:

@@ -77,7 +77,7 @@ def _lock_tables(connection: Connection, changed: Mapping[str, Iterable[str]], w
         ("service-level", priority_classes.LEVEL_IN_USE, priority_classes.LOCK_LEVELS),
     ):
         gone = [name for name in changed.get(resource, ()) if name not in wanted[resource]]
-        if any(not connection.execute(used, {"name": name}).scalar_one() for name in gone):
+        if any(connection.execute(used, {"names": [name]}).first() is None for name in gone):
             connection.execute(lock)
     if "window" in changed:
         connection.execute(time_windows.LOCK)

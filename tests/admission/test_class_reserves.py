@@ -138,7 +138,7 @@ def test_a_reserve_needs_a_limit_that_holds_all_of_them_and_ends_with_its_class(
     with pytest.raises(BadInput, match=r"^jobs: with the other reserves would be 6, and the pool runs at most 5 jobs"):
         kept(pool, "random", 3)
     kept(pool, "critical", 5)
-    pool.database.run(lambda c: priority_classes.remove_class(c, "critical", actor="test"))
+    pool.database.run(lambda c: priority_classes.remove_classes(c, ["critical"], actor="test"))
     assert pool.database.run(class_reserves.reserves) == []
 
 

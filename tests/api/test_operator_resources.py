@@ -304,7 +304,7 @@ def test_a_class_is_removed_only_when_no_job_has_it(good: Callable[[str], str], 
 
 
 def remove_class(pool: Pool) -> None:
-    pool.database.run(lambda c: priority_classes.remove_class(c, "random", actor="test"))
+    pool.database.run(lambda c: priority_classes.remove_classes(c, ["random"], actor="test"))
 
 
 def test_a_class_is_not_removed_under_a_submit_that_is_not_committed_yet(pool: Pool, race: Race) -> None:
