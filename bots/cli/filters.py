@@ -13,6 +13,7 @@ from leasehold.states import JobState
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from bots.cli import times
 from bots.cli.caller import whole_ids
 from schema.fields import plain
 from schema.filters import JobFilter
@@ -33,6 +34,15 @@ def _parameter(field: str) -> str:
     return f"filter_{field}"
 
 
+def _with_zone(_: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Return a time with its offset, as `submit --at` takes it, and what is none as it is: the model refuses it."""
+    try:
+        is_naive = given is not None and datetime.fromisoformat(given).tzinfo is None
+    except ValueError:
+        return given
+    return times.moment(given, option=option.opts[0]) if given is not None and is_naive else given
+
+
 def _option(field: str, info: FieldInfo) -> Callable[[F], F]:
     values = str(info.annotation)
     keywords: dict[str, Any] = {"metavar": _METAVARS.get(field, "NAME")}
@@ -41,7 +51,7 @@ def _option(field: str, info: FieldInfo) -> Callable[[F], F]:
     elif "int" in values:
         keywords = {"type": click.INT, "metavar": "N"}
     elif datetime.__name__ in values:
-        keywords = {"metavar": "TIME"}
+        keywords = {"metavar": "TIME", "callback": _with_zone}
     elif info.annotation is bool:
         keywords = {"is_flag": True}
     is_list = values.startswith("list[")

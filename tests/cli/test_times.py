@@ -3,11 +3,15 @@
 import os
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 from leasehold.errors import BadInput
 
+from assigner.cli import errors
+from assigner.cli.main import cli
 from bots.cli import times
+from tests.support.http import Answer, Gateway, in_turn
 
 
 @pytest.fixture
@@ -66,3 +70,20 @@ def test_a_zone_that_nobody_knows_is_not_taken_for_utc(zone: str, monkeypatch: p
     for known in ("", "UTC", ":Europe/Berlin", "CET-1CEST", "/etc/localtime"):
         monkeypatch.setitem(os.environ, "TZ", known)
         assert times.moment("10:00", option="--at")
+
+
+@pytest.mark.usefixtures("no_pool_of_our_own", "berlin")
+def test_times_of_filters_are_of_this_machines_zone_unless_they_say_another(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stands.script = in_turn(Answer({"jobs": [], "next": None}))
+    for given, sent in (
+        ("2026-07-01 10:00", "2026-07-01T10:00:00+02:00"),
+        ("2026-12-01", "2026-12-01T00:00:00+01:00"),
+        ("2026-12-01T10:00:00Z", "2026-12-01T10:00:00Z"),
+    ):
+        assert errors.run(cli, ["list", "--ended-after", given]) == 0
+        assert datetime.fromisoformat(stands.asked[-1].query["ended_after"]) == datetime.fromisoformat(sent)
+    for given, said in (("yesterday", "is not a time with its zone"), ("2027-03-28 02:30", "is skipped by a change")):
+        assert errors.run(cli, ["list", "--ended-after", given]) == 2
+        assert f"error: --ended-after: '{given}' {said}" in capsys.readouterr().err
