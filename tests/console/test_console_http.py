@@ -24,6 +24,7 @@ import bots.console
 from assigner.cli import errors
 from assigner.cli.main import cli
 from bots.console import command
+from bots.console.jobs import searched
 from bots.console.sessions import (
     FAILURES_WITHIN,
     IDLE,
@@ -432,3 +433,16 @@ def test_the_console_hides_its_memory_which_holds_tokens(monkeypatch: pytest.Mon
 
 def test_the_connections_of_the_console_have_deadlines(slow: socket.socket) -> None:
     assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_search_says_what_it_does_not_understand_and_drops_no_word() -> None:
+    assert searched.written("label:'my label' state:failed state:dead meta:a=1") == {
+        "label": "my label", "state": ["failed", "dead"], "metadata": ["a=1"]
+    }  # fmt: skip
+    for search, said in (
+        ("my label", "search: has two for label, 'my' and 'label': one with a space is written label:'my label'"),
+        ("instance:a instance:b", "search: has two for instance, 'a' and 'b'"),
+        ("label:'x", "search: a quotation mark is not closed"),
+    ):
+        with pytest.raises(BadInput, match=f"^{said}"):
+            searched.written(search)

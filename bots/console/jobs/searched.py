@@ -21,6 +21,8 @@ SEVERAL = ("state", "metadata", "properties")
 ORDERS = {"sort": [each.value for each in Sort], "order": [each.value for each in Direction]}
 #: Short words for fields of the filter.
 WORDS = {"meta": "metadata", "property": "properties", "class": "job_class"}
+#: How a value with a space is written.
+IN_QUOTES = "label:'my label'"
 #: Text that can only be the id of a job.
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: States whose tabs are there even if no job is in them.
@@ -54,6 +56,9 @@ def written(search: str) -> dict[str, Any]:
             raise BadInput("search", f"there is no field '{name}': {known}")
         if field in SEVERAL:
             found.setdefault(field, []).append(value if colon else word)
+        elif field in found:
+            both = f"'{found[field]}' and '{value if colon else word}'"
+            raise BadInput("search", f"has two for {word_of(field)}, {both}: one with a space is written {IN_QUOTES}")
         else:
             found[field] = value if colon else word
     return found
