@@ -4,6 +4,7 @@ The models of settings are defined next to the code that they tune. This module 
 explains an error in one line: the place, the key, the reason, and what was probably meant.
 """
 
+import codecs
 import json
 import os
 import re
@@ -123,7 +124,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Source]:
     if len(raw) > MAX_FILE_BYTES:
         raise BadInput(name, f"is larger than {MAX_FILE_BYTES} bytes")
     try:
-        text = raw.decode()
+        text = raw.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{name}:{line}", "is not UTF-8") from None

@@ -33,6 +33,8 @@ from schema.validation import NAME
 Request = dict[str, Any]
 
 _JOB = re.compile(r"^jobs\.(\d+)\.?")
+#: The place in the list of an option that is given several times.
+_IN_A_LIST = re.compile(r"\.\d+$")
 
 
 def check(request: Request) -> Request:
@@ -303,10 +305,11 @@ def asked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_option(refused: BadInput) -> BadInput:
     """Return the refusal of a request's field as one of the option that sets it, also of fields that it names."""
-    if refused.field not in FIELDS:
+    field = _IN_A_LIST.sub("", refused.field)
+    if field not in FIELDS:
         return refused
     reason = _NAMED.sub(lambda found: option_name(found[0]), refused.reason)
-    return BadInput(option_name(refused.field), reason)
+    return BadInput(option_name(field), reason)
 
 
 def is_given(value: object) -> bool:

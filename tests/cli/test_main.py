@@ -134,6 +134,7 @@ WRONG = [
     ("submit --preferred-zone UTC true", "--preferred-zone: means nothing without --preferred-hour"),
     ("submit --resource memory_mib=1 --resource memory_mib=2 true", "--resource: names 'memory_mib' twice"),
     ("submit --resource cpu=4 true", "resources"),
+    ("submit --lock 'a b' true", "--lock: is neither a lock nor LOCK:SLOTS"),
     *(
         (f"submit {option} true", f"{option.replace(' ', ': ')} is not in the range")
         for option in ("--user-priority 11", "--graph-priority 0", "--priority 2000", "--units 0")

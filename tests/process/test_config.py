@@ -55,7 +55,7 @@ def refused(tmp_path: Path, text: str, environ: Mapping[str, str] | None = None)
 
 
 def test_no_file_and_an_empty_file_give_the_defaults(tmp_path: Path) -> None:
-    assert load(None, Sections, {}) == Sections() == loaded(tmp_path, "")
+    assert load(None, Sections, {}) == Sections() == loaded(tmp_path, "") == loaded(tmp_path, "\ufeff")
 
 
 def test_a_file_sets_what_it_names_and_nothing_else(tmp_path: Path) -> None:
