@@ -1,9 +1,11 @@
 """Python functions as jobs: what is submitted for a call, what is refused before that, and what comes back."""
 
 import asyncio
+import copy
 import json
 import math
 import random
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,7 +23,7 @@ import pytest
 from django.conf import settings
 from django.db.utils import ConnectionHandler
 from leasehold.async_pool import AsyncPool
-from leasehold.client import Client
+from leasehold.client import Client, Job
 from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, NotSucceeded, TaskFailed, TimedOut
 from leasehold.graphs import GraphRequest
 from leasehold.jobs import job_ids
@@ -36,7 +38,7 @@ from sqlalchemy.orm import Session
 
 from schema.postgres.engine import Database, libpq_url
 from tests.support.apps import task_app
-from tests.support.http import Answer, Gateway, ReceivedRequest, problem
+from tests.support.http import JOB_COMMANDING, Answer, Gateway, ReceivedRequest, problem
 
 A_JOB = "0196f0a0-0000-7000-8000-000000000001"
 
@@ -125,6 +127,20 @@ def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: 
         getattr(add, "delay")  # noqa: B009
     with pytest.raises(AttributeError, match=r"a task has no 'AsyncResult': task.job\(ID\) is the job of an earlier"):
         getattr(add, "AsyncResult")  # noqa: B009
+    call, job = add.s(1, 2), add.job(JOB_COMMANDING)
+    for used, name, instead in (
+        (call, "delay", "leasehold.chain(call).defer() makes it"),
+        (leasehold.group(call), "apply_async", "use .defer()"),
+        (leasehold.chain(call), "delay", "use .defer()"),
+        (job, "get", "use job.result(timeout=60)"),
+        (job, "revoke", "use job.cancel()"),
+        (Job(JOB_COMMANDING, True), "wait", "use pool.wait(job)"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no '{name}': {re.escape(instead)}$"):
+            getattr(used, name)
+        assert copy.copy(used) == used or isinstance(used, GraphRequest)
+    with pytest.raises(TypeError, match=r"leasehold.chain\(first"):
+        call | call  # type: ignore[operator]
     for given in ("5m", -1, True):
         with pytest.raises(BadInput, match=r"^after: takes a number of seconds"):
             add.after(given)  # type: ignore[arg-type]

@@ -14,12 +14,17 @@ from leasehold.graphs import CallbackOn, GraphRequest, Node, SubmittedGraph
 from leasehold.jobs import NodeFields
 from leasehold.tasks.task import Signature, TaskJob
 from leasehold.transport import Record
+from leasehold.wire import Hinting
+
+#: What Celery's users write to submit what was put together.
+_NOT_DEFERRED = dict.fromkeys(("delay", "apply_async"), "use .defer()")
 
 
-class Group(tuple[Signature, ...]):
+class Group(Hinting, tuple[Signature, ...]):
     """Calls that are made side by side."""
 
     __slots__ = ()
+    _hints = ("a group", _NOT_DEFERRED)
 
     def defer(self) -> "DeferredCalls":
         """Submit these calls alone; their result is the list of their values. As `chain(group).defer()`."""
@@ -56,8 +61,10 @@ def chord(calls: Sequence[Signature], callback: Signature, *, name: str | None =
     return CallGraph((Group(calls), callback), name)
 
 
-class CallGraph(GraphRequest):
+class CallGraph(Hinting, GraphRequest):
     """Calls of tasks that are put together, to be submitted as a graph."""
+
+    _hints = ("a chain", _NOT_DEFERRED)
 
     def __init__(self, steps: Sequence[Step], name: str | None) -> None:
         super().__init__(name or f"calls-{uuid.uuid4().hex}", {})
@@ -122,8 +129,14 @@ def _checked(call: Any) -> Signature:
     return call
 
 
-class DeferredCalls(SubmittedGraph):
+class DeferredCalls(Hinting, SubmittedGraph):
     """Calls that were submitted as a graph."""
+
+    _hints = (
+        "a graph of calls",
+        dict.fromkeys(("ready", "successful", "failed", "status"), "use .state()")
+        | {"get": "use .result(timeout=60)", "join": "use .result(timeout=60)", "revoke": "use .cancel()"},
+    )
 
     def __init__(self, client: Client, answer: Record, calls: CallGraph) -> None:
         super().__init__(client, answer)

@@ -133,7 +133,7 @@ _PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(wire.Hinting):
     """A submitted job.
 
     created: False if an earlier, equal request with the same key had created it.
@@ -143,6 +143,11 @@ class Job:
     id: str
     created: bool
     advice: str | None = None
+    _hints = (
+        "a job",
+        {name: f"use pool.{name}(job)" for name in ("wait", "result", "cancel", "output", "logs", "explain")}
+        | {"get": "use pool.result(job)", "state": "use pool.job(job)"},
+    )
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from leasehold.errors import BadInput
 
@@ -262,6 +262,22 @@ def printable(text: str, limit: int | None = None) -> str:
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+class Hinting:
+    """A class that tells what to use in the place of what other libraries call an attribute."""
+
+    #: What it is, and name in other libraries → what to use here.
+    _hints: ClassVar[tuple[str, Mapping[str, str]]] = ("", {})
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            what, hints = self._hints
+            if name in hints:
+                raise AttributeError(f"{what} has no '{name}': {hints[name]}")
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
 
 
 def meant(wrong: str, known: Iterable[str]) -> str | None:

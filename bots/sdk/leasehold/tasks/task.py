@@ -43,7 +43,7 @@ from leasehold.tasks.arguments import (
 from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.options import OF_UNIQUE, TaskOptions, request_fields
 from leasehold.transport import Record
-from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser
+from leasehold.wire import COMMAND, PROPERTY, Hinting, JsonSerialiser, Serialiser
 
 if TYPE_CHECKING:
     from leasehold.async_calls import AsyncCalls
@@ -232,7 +232,7 @@ class TakesMore(Protocol[P, R]):
     def defer(self, *args: P.args, **kwargs: P.kwargs) -> "TaskJob[R]": ...
 
 
-class Task(Generic[P, R]):
+class Task(Hinting, Generic[P, R]):
     """A function that a pool can run as a job. Calling the task calls the function, here and now.
 
     P: its parameters. R: its value, also if it is an `async def`.
@@ -252,16 +252,13 @@ class Task(Generic[P, R]):
         returned: R = self.function(*args, **kwargs)
         return returned
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("delay", "apply_async", "enqueue", "send"):
-                raise AttributeError(
-                    f"a task has no '{name}': task.defer(…) submits a call, task.after(60).defer(…) later"
-                )
-            if name == "AsyncResult":
-                raise AttributeError("a task has no 'AsyncResult': task.job(ID) is the job of an earlier call")
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+    _hints = (
+        "a task",
+        dict.fromkeys(
+            ("delay", "apply_async", "enqueue", "send"), "task.defer(…) submits a call, task.after(60).defer(…) later"
+        )
+        | {"AsyncResult": "task.job(ID) is the job of an earlier call"},
+    )
 
     def using(self, **options: Unpack[TaskOptions]) -> Self:
         """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""
@@ -480,12 +477,21 @@ class AsyncTask(Task[P, R]):
 
 
 @dataclass(frozen=True)
-class Signature:
+class Signature(Hinting):
     """A call of a task that is not made yet: `task.s(…)` makes one."""
 
     task: Task[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    _hints = (
+        "a call that is not made yet",
+        dict.fromkeys(("delay", "apply_async", "defer"), "leasehold.chain(call).defer() makes it"),
+    )
+
+    if not TYPE_CHECKING:
+
+        def __or__(self, other: Any) -> Any:
+            raise TypeError("calls one after another are leasehold.chain(first.s(1), second.s()), not first | second")
 
 
 @dataclass(frozen=True, repr=False)
@@ -496,6 +502,12 @@ class SubmittedCall(Job, Generic[R]):
     """
 
     task: Task[..., R] = field(kw_only=True, compare=False)
+    _hints = (
+        "the job of a call",
+        {name: f"use pool.{name}(job)" for name in ("output", "logs", "explain")}
+        | dict.fromkeys(("ready", "successful", "failed", "status"), "use job.state()")
+        | {"get": "use job.result(timeout=60)", "revoke": "use job.cancel()"},
+    )
 
     def __repr__(self) -> str:
         return f"<job {self.id} of task {self.task.name}>"
