@@ -207,11 +207,19 @@ def _value(value: object) -> str:
 _TELL_THE_CODE = ("exit code ", "killed by SIG")
 
 
+def _why(job: Record) -> str | None:
+    """Why a job ended so; of a dead one also what its last attempt has told."""
+    reason, told = job.get("reason"), (job.get("result") or {}).get("reason")
+    if job["state"] == JobState.DEAD and reason and told and told not in reason:
+        return f"{reason}; the last: {told}"
+    return reason or told
+
+
 def ending(job: Record) -> str:
     """Describe on one line how a final job ended."""
     result = job.get("result") or {}
     parts = [job["id"], job["state"]]
-    reason = job.get("reason") or result.get("reason")
+    reason = _why(job)
     if reason and reason.startswith(_TELL_THE_CODE):
         parts.append(plain(reason))
         reason = None
@@ -258,7 +266,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("why it waits", _waits(job)),
         ("forecast", (job.get("forecast") or {}).get("sentence")),
         ("progress", progress(job)),
-        ("reason", job["reason"]),
+        ("reason", _why(job) if job["state"] == JobState.DEAD else job["reason"]),
         ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"]).removeprefix("exit ")),
         ("ran for", readable.run_time(job)),
         ("output", _output(result)),

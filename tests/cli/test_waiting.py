@@ -87,6 +87,17 @@ def test_a_result_that_could_not_be_stored_is_told_with_the_end(
     assert capsys.readouterr().err == f"{JOB_COMMANDING} succeeded ({why})\n"
 
 
+def test_a_dead_job_is_told_with_what_its_last_attempt_said(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = final(JOB_COMMANDING, "dead", reason="command 'a' cannot be started: it is a task's bot")
+    dead |= {"reason": "every attempt ended without a result"}
+    stands.script = in_turn(Answer({"jobs": [dead]}))
+    assert errors.run(cli, ["wait", JOB_COMMANDING]) == 1
+    said = "(every attempt ended without a result; the last: command 'a' cannot be started: it is a task's bot)"
+    assert f"{JOB_COMMANDING} dead {said}" in capsys.readouterr().out
+
+
 def test_output_that_starts_again_is_announced(stands: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
     stands.script = ending_with(piece(b"one"), piece(b"", attempt=2), piece(b"one two", attempt=2, last=True))
     assert errors.run(cli, ["submit", "--wait", "--", "work"]) == 0
