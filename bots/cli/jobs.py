@@ -169,16 +169,22 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
 
 
 @click.command()
-@click.argument("id")
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @caller_options
-def result(caller: Caller, /, id: str) -> None:
+def result(caller: Caller, /, ids: tuple[str, ...]) -> None:
     """Print the result of a job: the JSON that its command left.
 
-    The command has written it to the file that its variable LEASEHOLD_RESULT names. ID: whole, or in short as lists
-    show it, or @last or @failed.
+    The command has written it to the file that its variable LEASEHOLD_RESULT names. Of several jobs there is one object
+    on each line: `id` and `state`, and of a job that is final `exit_code`, `reason`, `has_result` and `result`.
+
+    ID: whole, or in short as lists show it, or @last or @failed.
     """
     with caller.client() as client:
-        output.print_json(client.result(whole_id(client, id)))
+        if len(ids) == 1:
+            output.print_json(client.result(whole_id(client, ids[0])))
+            return
+        for found in client.results(whole_ids(client, ids)):
+            output.print_json(found)
 
 
 @click.command()

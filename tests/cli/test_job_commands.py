@@ -148,6 +148,14 @@ def test_result_prints_the_result_and_nothing_else(stands: Gateway, capsys: pyte
         call("result", JOB_COMMANDING)
 
 
+def test_results_of_several_jobs_are_a_line_each(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"state": "succeeded", "exit_code": 0, "reason": None, "has_result": True, "result": 7}
+    found = [{"id": JOB_COMMANDING, **ended}, {"id": SEVENTH, "state": "queued", "has_result": False, "result": None}]
+    stands.script = in_turn(Answer({"jobs": found[:1], "more": True}), Answer({"jobs": found[1:], "more": False}))
+    call("result", JOB_COMMANDING, SEVENTH)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
+
+
 SEVENTH = "01932c8a-4f21-7000-8abc-0123456789ab"
 LISTED = STORY | {"command": ["make", "a b\x1b"], "waited_seconds": 3.0, "ran_seconds": None, "why": "no such bot"}
 
