@@ -216,11 +216,15 @@ def _show_report(view: View) -> None:
     async def refresh() -> None:
         status, report = await view.ask(read)
         upkeep.show_status(status)
-        ended = {name: sum(one[name] for one in report["instances"]) for name in ("ended", "succeeded", "failed")}
+        names = ("ended", "succeeded", "failed")
+        ended, succeeded, failed = (sum(one[name] for one in report["instances"]) for name in names)
+        cancelled = ended - succeeded - failed
         facts.show(
             {
                 "throughput": Cell(f"{report['throughput']:,.3g} jobs ended per second"),
-                "ended": Cell(f"{ended['ended']:,}: {ended['succeeded']:,} succeeded, {ended['failed']:,} failed"),
+                "ended": Cell(
+                    f"{ended:,}: {succeeded:,} succeeded, {failed:,} failed or dead, {cancelled:,} cancelled"
+                ),
                 "efficiency": Cell(text(report["efficiency"]) + ", units in use over units of healthy bots"),
                 "fairness": Cell(text(report["fairness"]) + ", Jain's index over instances: 1 = equal"),
             }
