@@ -125,7 +125,7 @@ def test_what_is_wrong_is_refused_with_its_field_and_nothing_is_stored(operator:
         refused(operator.put("/v1/schedules/nightly", json=NIGHTLY | change), field, said)
         refused(apply(operator, nightly(), nightly(name="weekly", **change)), f"schedules.1.{field}", said)
     refused(operator.put("/v1/schedules/Nightly", json=NIGHTLY), "name", "is not a name")
-    refused(apply(operator, nightly(name="Nightly")), "schedules.0.name", "match")
+    refused(apply(operator, nightly(name="Nightly")), "schedules.0.name", "is not a name")
     refused(apply(operator, nightly(), nightly()), "schedules.1.name", "'nightly' is declared twice")
     refused(apply(operator, app=""), "app", "at least 1")
     refused(apply(operator, app="x" * 201), "app", "is 201 bytes long, at most 200")
