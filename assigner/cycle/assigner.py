@@ -486,10 +486,10 @@ class PriorityAgeAssigner:
                 )
                 hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
                 jobs = self._commit(connection, seen, cycle, round_number=0)
-            stuck = {job.id for job in jobs}
-            hopeless = [group for group in hopeless if all(job.id in stuck for job in group.jobs)]
+            stuck, placed = {job.queue for job in jobs}, {lease.job_id for lease in cycle.granted}
+            hopeless = [group for group in hopeless if placed.isdisjoint(job.id for job in group.jobs)]
             too_large = samples.groups_too_large(connection, hopeless)
-            self._rest(connection, {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
+            self._rest(connection, stuck & {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
 
     def _commit(
         self,

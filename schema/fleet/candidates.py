@@ -104,14 +104,16 @@ _WANT = """
         CAST(:platform AS integer) AS platform, (SELECT pool FROM instances WHERE id = :instance) AS pool,
         CAST(:units AS integer) AS units"""
 _ROOMY = ROOM.of(bot="", want="w")
+#: The same for any instance: what a bot keeps for one of them is no room.
+_ROOMY_FOR_ALL = "free AND capacity - in_use - kept_units >= w.units"
 # The last resort: any free bot that nobody else has locked, and it stays locked until we are done.
 ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
-    SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit=":look")}) n LIMIT :look
+    SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY_FOR_ALL, limit=":look")}) n LIMIT :look
 )
 SELECT {_COLUMNS}
 FROM bots b CROSS JOIN w
-WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")}
+WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")} AND {_ROOMY_FOR_ALL}
 ORDER BY b.priority, b.id LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 SOME_FREE = Statement(f"""
@@ -184,7 +186,8 @@ def all_free(connection: Connection, cohorts: Collection[int]) -> list[FreeBot]:
 def any_free(connection: Connection, want: CandidateRequest, *, of_all: bool = False) -> list[FreeBot]:
     """Lock up to `want.count` free bots that could take one of the jobs and that are not locked by others.
 
-    They are the first by priority, lower first, then by id: of some `MAX_BOTS_READ` of them, or of all.
+    They are the first by priority, lower first, then by id: of some `MAX_BOTS_READ` of them, or of all. Units that a
+    bot keeps for an instance are no room, as in a sample: the jobs may be of several instances.
     """
     values = {**_values(want), "count": want.count, "look": None if of_all else max(MAX_BOTS_READ, want.count)}
     rows = connection.execute(ANY_FREE, values).all()

@@ -22,6 +22,7 @@ from tests.support import filling
 from tests.support.plans import statements
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, drain
+from tests.support.tenancy import Tenancy
 
 
 @pytest.fixture
@@ -92,6 +93,32 @@ def test_jobs_that_the_same_bots_could_take_fall_back_together_however_many_requ
     assert pool.row("SELECT count(*) AS leased FROM jobs WHERE state = 'leased'").leased == 1
     assigner.run_once()
     assert pool.row("SELECT count(*) AS leased FROM jobs WHERE state = 'leased'").leased == 20
+
+
+def test_units_that_are_kept_for_one_instance_hide_no_room_of_other_bots(pool: Pool) -> None:
+    for name in ("kept-1", "kept-2"):
+        pool.bot(name, priority=-5, capacity=2)
+    pool.bot("free", priority=5, capacity=2)
+    for instance in ("a", "b"):
+        pool.submit(instance=instance, units=2)
+    pool.change(
+        "UPDATE bots SET kept_units = 1, kept_for = (SELECT id FROM instances WHERE name = 'a'),"
+        " kept_until = now() + interval '1 hour' WHERE name LIKE 'kept%'"
+    )
+    pool.assigner(strategy={"kind": "capacity", "sampling": {"enabled": False}}).run_once()
+    rows = pool.rows("SELECT b.name FROM leases l JOIN bots b ON b.id = l.bot_id")
+    assert [row.name for row in rows] == ["free"]
+
+
+def test_a_queue_that_is_too_large_for_every_bot_rests_whatever_the_quota_of_others_says(pool: Pool) -> None:
+    for number in range(6):
+        pool.bot(f"bot-{number}", capacity=2)
+    Tenancy(pool).quota("a", maximum=4)
+    for instance, units in (("a", 1), ("a", 4), ("b", 4)):
+        pool.submit(instance=instance, units=units)
+    pool.assigner().run_once()
+    rests = pool.rows("SELECT i.name FROM queues k JOIN instances i ON i.id = k.instance WHERE k.looks > 0")
+    assert "b" in {row.name for row in rests}
 
 
 def test_the_pace_of_retries_is_a_setting(pool: Pool) -> None:
