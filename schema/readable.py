@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-from leasehold.errors import NoAnswer, NotReady
+from leasehold.errors import LeaseholdError, NotFound, TimedOut
 from leasehold.wire import escaped, printable, suggestion
 
 if TYPE_CHECKING:
@@ -302,8 +302,9 @@ def tell(text: str) -> None:
 
 @contextmanager
 def going_on(told: Callable[[], str | None]) -> Iterator[None]:
-    """Whatever ends a wait, Ctrl-C or a server that is away, say what goes on without it.
+    """Whatever ends a wait, Ctrl-C or an answer of the server or none, say what goes on without it.
 
+    Errors that name it themselves, because its time is over or because it does not exist, say nothing more.
     told: returns that sentence, None if there is nothing yet. Raises click's Abort after Ctrl-C.
     """
     try:
@@ -312,9 +313,11 @@ def going_on(told: Callable[[], str | None]) -> Iterator[None]:
         if (sentence := told()) is not None:
             tell(f"\n{sentence}")
         raise click.Abort from None
-    except (NoAnswer, NotReady) as away:
+    except (TimedOut, NotFound):
+        raise
+    except LeaseholdError as error:
         if (sentence := told()) is not None:
-            away.add_note(sentence)
+            error.add_note(sentence)
         raise
 
 

@@ -80,13 +80,12 @@ def _drain_instance(calling: Calling) -> click.Command:
         wish = {"draining": True, "reason": reason} | ({} if deadline is None else {"deadline": deadline})
         with caller.client() as gateway:
             gateway.call("POST", f"/v1/instances/{name}/drain", body=wish)
+            leases: int | None = 0
             with going_on(lambda: f"the drain goes on: `leasehold instance undrain {name}` ends it"):
-                while wait and (leases := gateway.call("GET", f"/v1/instances/{name}/drain")["leases"]) != 0:
-                    if leases is None:
-                        raise LeaseholdError(
-                            f"instance '{name}' is no longer draining: another operator ended the drain"
-                        )
+                while wait and (leases := gateway.call("GET", f"/v1/instances/{name}/drain")["leases"]):
                     clock.sleep(LOOK)
+        if leases is None:
+            raise LeaseholdError(f"instance '{name}' is no longer draining: another operator ended the drain")
         _told(caller, name, draining=True, done="runs no more jobs" if wait else "starts no more jobs")
 
     return command

@@ -1,11 +1,12 @@
 """The commands that act on jobs given by ids or a filter: cancel, hold, release, requeue, priority, reschedule."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
+from leasehold.calls.backlog import Jobs
 from leasehold.client import Client
 from leasehold.errors import Conflict, LeaseholdError, NotFound
 from leasehold.states import WAITING
@@ -14,7 +15,7 @@ from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import Chosen, choosing
 from bots.cli.output import Record
-from bots.cli.waiting import finish
+from bots.cli.waiting import SILENCE, finish
 from schema import clock, readable, validation
 from schema.readable import plural, tell
 
@@ -23,13 +24,9 @@ SCREEN = 20
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 
 
-#: Seconds between two lines on how far an act on many jobs is.
-SILENCE = 10.0
-
-
 @contextmanager
-def acting(caller: Caller) -> Iterator[Client]:
-    """Give the client of an act on jobs. Of a long act, tell how many jobs it has changed, and so on Ctrl-C."""
+def acting(client: Client, chosen: Chosen) -> Iterator[Jobs]:
+    """Give the jobs for one act of this client. Of a long act, tell how many it has changed, and so on Ctrl-C."""
     so_far, said = 0, clock.monotonic()
 
     def part(changed: int) -> None:
@@ -39,13 +36,17 @@ def acting(caller: Caller) -> Iterator[Client]:
             said = clock.monotonic()
             tell(f"{plural(changed, 'job')} changed so far")
 
-    with caller.client() as client:
-        client.backlog.told = part
-        try:
-            yield client
-        except KeyboardInterrupt:
-            tell(f"\n{plural(so_far, 'job')} changed before; of those that pass the filter, some more may be")
-            raise click.Abort from None
+    jobs = chosen.jobs(client)
+    client.backlog.told = part
+    try:
+        yield jobs
+    except KeyboardInterrupt:
+        if isinstance(jobs, Mapping):
+            others = "of those that pass the filter, some more may be"
+        else:
+            others = "the given one may be" if len(jobs) == 1 else "of the given ones, some more may be"
+        tell(f"\n{plural(so_far, 'job')} changed before; {others}")
+        raise click.Abort from None
 
 
 @click.command()
@@ -62,8 +63,8 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     leasehold cancel ID…
     leasehold cancel --all --meta build=1234
     """
-    with acting(caller) as client:
-        answers = client.cancel(chosen.jobs(client), all_submissions=all_submissions)
+    with caller.client() as client, acting(client, chosen) as jobs:
+        answers = client.cancel(jobs, all_submissions=all_submissions)
     if caller.json:
         output.print_json(answers)
     else:
@@ -77,8 +78,9 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
 @caller_options
 def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Hold queued jobs aside until they are released. For operators."""
-    with acting(caller) as client:
-        _print_results(caller, client.backlog.hold(chosen.jobs(client), reason=reason), _state)
+    with caller.client() as client, acting(client, chosen) as jobs:
+        answers = client.backlog.hold(jobs, reason=reason)
+    _print_results(caller, answers, _state)
 
 
 @click.command()
@@ -87,8 +89,9 @@ def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
 @caller_options
 def release(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Return held jobs to the queue with the age that they had. For operators."""
-    with acting(caller) as client:
-        _print_results(caller, client.backlog.release(chosen.jobs(client), reason=reason), _state)
+    with caller.client() as client, acting(client, chosen) as jobs:
+        answers = client.backlog.release(jobs, reason=reason)
+    _print_results(caller, answers, _state)
 
 
 @click.command()
@@ -102,8 +105,9 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
 
     --all leaves out what was requeued before. For operators.
     """
-    with acting(caller) as client:
-        answers = client.backlog.requeue(chosen.jobs(client), key=key, reason=reason)
+    with caller.client() as client:
+        with acting(client, chosen) as given:
+            answers = client.backlog.requeue(given, key=key, reason=reason)
         if left_out := [job for job in answers if job.get("left_out")]:
             was = "was" if len(left_out) == 1 else "were"
             again = "`leasehold requeue ID` copies one again"
@@ -133,12 +137,15 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
     leasehold priority -5 ID…
     leasehold priority 10 --instance ci --label nightly --all
     """
-    with acting(caller) as client:
+    answers: Sequence[Record] | None = None
+    with caller.client() as client, acting(client, chosen) as jobs:
         if not chosen.where or chosen.where.keys() - {"instance", "label"}:
-            _print_results(caller, client.backlog.prioritise(chosen.jobs(client), number, reason=reason), _priority)
-            return
-        changed = client.backlog.prioritise_all(number, **chosen.where, reason=reason)
-    if caller.json:
+            answers = client.backlog.prioritise(jobs, number, reason=reason)
+        else:
+            changed = client.backlog.prioritise_all(number, **chosen.where, reason=reason)
+    if answers is not None:
+        _print_results(caller, answers, _priority)
+    elif caller.json:
         output.print_json({"changed": changed})
     else:
         click.echo(f"{plural(changed, 'job')} now {'has' if changed == 1 else 'have'} the priority {number}")
@@ -164,9 +171,9 @@ def reschedule(
         raise click.UsageError("give exactly one of: --at, --in, --now")
     starts = None if at is None else times.moment(at, option="--at")
     seconds = 0.0 if now else None if delay is None else times.seconds(delay, option="--in")
-    with acting(caller) as client:
-        answers = client.backlog.reschedule(chosen.jobs(client), schedule_after=starts, delay=seconds, reason=reason)
-        _print_results(caller, answers, _start)
+    with caller.client() as client, acting(client, chosen) as jobs:
+        answers = client.backlog.reschedule(jobs, schedule_after=starts, delay=seconds, reason=reason)
+    _print_results(caller, answers, _start)
 
 
 #: Which jobs `requeue` is for.

@@ -303,12 +303,12 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
     if undo and (wait or deadline is not None):
         raise BadInput("--undo", "cannot be combined with --wait or --deadline")
     with caller.client() as client:
-        answer = client.drain(name, draining=not undo, reason=reason, deadline=deadline)
+        answer, bot = client.drain(name, draining=not undo, reason=reason, deadline=deadline), None
         with going_on(lambda: f"the drain goes on: `leasehold bots drain {name} --undo` ends it"):
-            while wait and (bot := client.bot(name))["leases"]:
-                if not bot["draining"]:
-                    raise LeaseholdError(f"bot '{name}' is no longer draining: another operator ended the drain")
+            while wait and (bot := client.bot(name))["leases"] and bot["draining"]:
                 clock.sleep(DRAIN_LOOK)
+    if bot is not None and bot["leases"]:
+        raise LeaseholdError(f"bot '{name}' is no longer draining: another operator ended the drain")
     if caller.json:
         output.print_json(answer)
     else:

@@ -5,9 +5,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from leasehold.calls.backlog import MAX_REQUEUED
 from leasehold.states import FINAL
+from leasehold.transport import Transport
+from leasehold.wire import MAX_LIST
 
 from assigner.cli import errors
 from assigner.cli.main import cli
@@ -200,6 +204,35 @@ def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(
     assert not [path for path in stands.paths() if "cancel" in path], "the jobs stay"
 
 
+@pytest.mark.parametrize("status", [401, 403, 400, 500, 502, 503])
+def test_whatever_error_ends_a_wait_leaves_the_id_of_the_job_to_go_on_with(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("bots.cli.caller.Caller.client", lambda _: client_for(stands.url, patience=0.0))
+    stands.script = in_turn(Answer({"jobs": [{"id": JOB_COMMANDING, "created": True}]}), problem(status, "it is so"))
+    assert errors.run(cli, ["submit", "--wait", "--", "work"]) > 0
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert f"; job {JOB_COMMANDING} goes on: `leasehold logs --follow" in said
+
+
+def test_an_error_that_ends_a_wait_says_of_nothing_that_it_goes_on_if_it_does_not(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["wait", JOB_COMMANDING], ["logs", "--follow", JOB_COMMANDING]):
+        stands.script = in_turn(problem(404, f"there is no job '{JOB_COMMANDING}'"))
+        assert errors.run(cli, command) == 2
+        assert capsys.readouterr().err == f"error: there is no job '{JOB_COMMANDING}'\n"
+    ended = Answer({"leases": 2, "draining": False})
+    for command, answers in (
+        ("bots drain b1", (ended, ended)),
+        ("instance drain a", (ended, Answer({"leases": None}))),
+    ):
+        stands.script = in_turn(*answers)
+        assert errors.run(cli, [*command.split(), "--wait"]) == 1
+        assert capsys.readouterr().err.endswith("is no longer draining: another operator ended the drain\n")
+
+
 def test_a_server_that_goes_away_leaves_the_id_of_the_job_to_go_on_with(
     stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +308,48 @@ def test_an_act_on_many_jobs_tells_how_far_it_is_and_what_ctrl_c_leaves(
     stands.script = in_turn(*parts)
     assert errors.run(cli, ["hold", "--all", "--label", "x"]) == 130
     assert told[-1] == "\n4 jobs changed before; of those that pass the filter, some more may be"
+
+
+@pytest.mark.parametrize("act", ["cancel", "hold", "release", "requeue", "priority 5", "reschedule --now"])
+def test_ctrl_c_in_an_act_on_given_ids_counts_what_the_parts_before_have_changed(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = MAX_REQUEUED if act == "requeue" else MAX_LIST
+    ids = [str(UUID(int=number)) for number in range(2 * size + 1)]
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        if len(asked.body["ids"]) < size:
+            return Answer({"jobs": []})
+        return Answer({"jobs": [{"id": id, "state": "queued", "changed": True} for id in asked.body["ids"]]})
+
+    told: list[int] = []
+
+    def interrupted(*given: Any, **body: Any) -> Any:
+        told.append(len(body["body"]["ids"]))
+        if len(told) == 3:
+            raise KeyboardInterrupt
+        return Transport.call(*given, **body)
+
+    stands.script = answer
+    monkeypatch.setattr("leasehold.client.Transport", type("Cut", (Transport,), {"call": interrupted}))
+    assert errors.run(cli, [*act.split(), *ids]) == 130
+    assert told == [size, size, 1]
+    assert capsys.readouterr().err == f"\n{2 * size:,} jobs changed before; of the given ones, some more may be\n"
+
+
+@pytest.mark.parametrize("act", ["cancel", "hold", "requeue"])
+def test_ctrl_c_before_or_after_an_act_says_nothing_of_it(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    stands.script = in_turn(Answer({"jobs": [{"id": OTHER, "state": "queued", "changed": True, "job": OTHER}]}))
+    for step, id in (("bots.cli.backlog._print", OTHER), ("bots.cli.filters.whole_ids", OTHER[:8])):
+        with monkeypatch.context() as patch:
+            patch.setattr(step, interrupted)
+            assert errors.run(cli, [act, id]) == 130
+        assert "changed before" not in capsys.readouterr().err
 
 
 # Watching

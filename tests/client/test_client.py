@@ -169,6 +169,14 @@ def test_an_act_that_is_refused_midway_tells_what_was_done_before(jobs: Any) -> 
         assert not hasattr(caught.value, "__notes__"), "nothing was done before the first call"
 
 
+def test_a_cancellation_that_is_refused_midway_tells_what_was_done_before() -> None:
+    done = [{"id": JOB, "state": "cancelled", "changed": True}]
+    script = in_turn(Answer({"jobs": done}), problem(403, "not yours"))
+    with gateway(script) as stands, client_for(stands.url) as client, pytest.raises(Forbidden) as caught:
+        client.cancel([JOB] * 1001)
+    assert caught.value.__notes__ == ["1 job was changed before"]
+
+
 def test_wait_tells_each_job_once_as_it_finishes() -> None:
     def record(job: str, state: str) -> dict[str, Any]:
         return {"id": job, "state": state}

@@ -75,7 +75,11 @@ def test_a_refusal_of_one_job_names_its_field_alone() -> None:
         ({"delay": math.inf}, "delay: inf is not a number of JSON"),
         ({"metadata": {"a": [1, Path("x")]}}, "metadata.a.1: is a 'PosixPath', and JSON has none"),
         ({"metadata": {(1,): "a"}}, "metadata: has a key of type 'tuple', not a text"),
+        ({"metadata": {1: "a"}, "delay": math.inf}, "delay: inf is not a number of JSON"),
         ({"label": "\ud800"}, "label: holds half of a surrogate pair"),
+        ({"env": {"A": "x\0"}}, "env.A: holds a NUL character"),
+        ({"env": {"A\0": "x"}}, "env: has a key that holds a NUL character"),
+        ({"priority": 10**5000}, "priority: is an integer of too many digits"),
     ],
 )
 def test_what_is_no_json_is_refused_by_its_place_and_never_sent(fields: Any, said: str) -> None:

@@ -448,6 +448,18 @@ def test_many_calls_in_a_transaction_are_submitted_together(ways: Connections, m
     assert ways.submitted == 6
 
 
+def test_a_text_that_the_database_cannot_hold_is_refused_in_a_transaction_without_the_value(ways: Connections) -> None:
+    def submitted(text: str) -> int:
+        made: int = submit_in(connection, [{"command": ["a"], "env": {"A": text}}], len)
+        return made
+
+    with psycopg.connect(ways.url) as connection:
+        for text, said in (("secret\0", "a NUL character"), ("\ud83d\\\ude00", "half of a surrogate pair")):
+            with pytest.raises(BadInput, match=rf"^jobs\.0\.env\.A: holds {said}$"):
+                submitted(text)
+        assert submitted("\\u0000, \\ud800, \U0001f600") == 1, "a backslash and a pair are held"
+
+
 def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections) -> None:
     engine = create_engine(ways.driver)
     try:

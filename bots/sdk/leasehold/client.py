@@ -26,7 +26,7 @@ from leasehold import wire
 from leasehold.calls.backlog import Backlog, Jobs, Records, job_id, slices
 from leasehold.calls.graphs import Graphs
 from leasehold.calls.operators import Operators
-from leasehold.errors import BadInput, Conflict, LeaseholdError
+from leasehold.errors import BadInput, LeaseholdError
 from leasehold.states import FINAL
 from leasehold.transport import Record, TooLarge, Transport
 
@@ -363,22 +363,7 @@ class Client:
         that other submissions share goes on, unless an operator cancels with `all_submissions`.
         """
         whole = {"all_submissions": True} if all_submissions else {}
-        if isinstance(jobs, Mapping):
-            return self.backlog.each("/v1/jobs/cancel", jobs, **whole)
-        answers: Records = []
-        parts = list(slices(jobs))
-        refused = 0
-        for part in parts:
-            try:
-                answers += self._transport.call("POST", "/v1/jobs/cancel", body={"ids": part} | whole)["jobs"]
-            except Conflict:
-                refused += 1
-                if refused == len(parts):
-                    raise
-                answers += [
-                    {"id": job["id"], "state": job["state"], "changed": False} for job in self.read_states(part)
-                ]
-        return answers
+        return self.backlog.each("/v1/jobs/cancel", jobs, ended=self.read_states, **whole)
 
     def wait(
         self,

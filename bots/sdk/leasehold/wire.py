@@ -50,6 +50,8 @@ COMMAND, PROPERTY = "leasehold-task", "app"
 NAME, NAME_FORM = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}"), "use a-z, 0-9, '.', '_', '-', at most 63"
 
 _PLAIN = (bool, int, type(None))
+#: What a text of JSON has for a NUL character and for half of a surrogate pair, if no backslash stands before it.
+_UNHELD = re.compile(r"\\u(?:0000|d[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..\\u)d[c-f])")
 
 
 def count_nodes(document: str) -> int:
@@ -178,32 +180,40 @@ class JsonSerialiser:
 
 
 def written(document: Any, *, ensure_ascii: bool = True, separators: tuple[str, str] | None = None) -> str:
-    """Return the JSON text of a request. Raises BadInput with the place of a value that is no JSON, and why."""
+    """Return the JSON text of a request. Raises BadInput with the place of a value that no pool holds, and why."""
     try:
         text = json.dumps(document, ensure_ascii=ensure_ascii, separators=separators, allow_nan=False)
         text.encode()
+        is_held = "\\u" not in text or _UNHELD.search(text.replace("\\\\", "?")) is None
     except (TypeError, ValueError, RecursionError):
-        raise _no_json(document, ()) or BadInput("request", "is no JSON") from None
+        is_held = False
+    if not is_held:
+        raise _unheld(document, ()) or BadInput("request", "is no JSON") from None
     return text
 
 
-def _no_json(value: Any, place: tuple[str, ...]) -> BadInput | None:
-    """Return the refusal of the first value that is no JSON; None if all are."""
+def _unheld(value: Any, place: tuple[str, ...]) -> BadInput | None:
+    """Return the refusal of the first value or key that is no JSON, or that the pool's database cannot hold."""
+    where = ".".join(place) or "request"
     if isinstance(value, (dict, list, tuple)) and len(place) < MAX_JSON_DEPTH:
-        if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):
-                    return BadInput(
-                        ".".join(place) or "request", f"has a key of type '{type(key).__name__}', not a text"
-                    )
+        for key in value if isinstance(value, dict) else ():
+            # Python's writer makes texts of numbers, of truth values and of None.
+            if not (isinstance(key, (str, int)) or key is None or (isinstance(key, float) and math.isfinite(key))):
+                return BadInput(where, f"has a key of type '{type(key).__name__}', not a text")
+            try:
+                check_json(key)
+            except ValueError as error:
+                return BadInput(where, f"has a key that {error}")
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return next(filter(None, (_no_json(each, (*place, escaped(str(key), 60))) for key, each in pairs)), None)
+        return next(filter(None, (_unheld(each, (*place, escaped(str(key), 60))) for key, each in pairs)), None)
     try:
         check_json(value, depth=len(place))
+        if isinstance(value, int):
+            _check_digits(value)
     except ValueError as error:
         is_json = isinstance(value, (str, float, int, dict, list, tuple))
         said = str(error) if is_json else f"is a '{type(value).__name__}', and JSON has none"
-        return BadInput(".".join(place) or "request", said)
+        return BadInput(where, said)
     return None
 
 
@@ -239,6 +249,14 @@ def check_json(value: Any, *, depth: int = 0) -> None:
     elif not isinstance(value, int):
         for each in value:
             check_json(each, depth=depth + 1)
+
+
+def _check_digits(number: int) -> None:
+    """Refuse an integer of more digits than Python makes a text of."""
+    try:
+        str(number)
+    except ValueError:
+        raise ValueError("is an integer of too many digits") from None
 
 
 def _check_text(text: str) -> None:

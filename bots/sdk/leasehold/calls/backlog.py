@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from leasehold import wire
-from leasehold.errors import BadInput, LeaseholdError
+from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.transport import Record, Transport
 
 Records = list[Record]
 
 #: The most ids in one requeue, which may make a new job for each.
 MAX_REQUEUED = 500
-
 
 #: Jobs by their ids, or all that pass a filter.
 Jobs = Sequence[str] | Mapping[str, Any]
@@ -47,28 +46,49 @@ class Backlog:
         #: Called after each request but the last of an act on many jobs, with the number of jobs changed so far.
         self.told: Callable[[int], object] | None = None
 
-    def each(self, path: str, jobs: Jobs, *, size: int = wire.MAX_LIST, **body: str | float | None) -> Records:
-        """Call a route for jobs in parts of at most `size`, and join the answers."""
+    def each(
+        self,
+        path: str,
+        jobs: Jobs,
+        *,
+        size: int = wire.MAX_LIST,
+        ended: Callable[[Sequence[str]], Records] | None = None,
+        **body: str | float | None,
+    ) -> Records:
+        """Call a route for jobs in parts of at most `size`, and join the answers.
+
+        ended: reads the states of ids. A Conflict of their part then means that all of them had ended before; it is
+        raised only if it is the answer to all parts. Without this it always is.
+        """
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []
         changed = 0
+        left: list[Record]
+        if isinstance(jobs, Mapping):
+            left, ended = [{"where": dict(jobs)}], None
+        else:
+            left = [{"ids": part} for part in slices(jobs, size)]
+        parts, refused = len(left), 0
         try:
-            if isinstance(jobs, Mapping):
-                asked: Record = {"where": dict(jobs), **given}
-                while True:
-                    answer = self._transport.call("POST", path, body=asked)
-                    answers += answer["jobs"]
-                    if answer["next"] is None:
-                        return answers
-                    asked["cursor"] = answer["next"]
-                    changed += sum(job["changed"] for job in answer["jobs"])
-                    if self.told is not None:
-                        self.told(changed)
-            for part in slices(jobs, size):
-                answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
+            while left:
+                asked = left.pop(0)
+                try:
+                    answer = self._transport.call("POST", path, body={**asked, **given})
+                except Conflict:
+                    refused += 1
+                    if ended is None or refused == parts:
+                        raise
+                    found = ended(asked["ids"])
+                    answer = {"jobs": [{"id": job["id"], "state": job["state"], "changed": False} for job in found]}
+                answers += answer["jobs"]
+                changed += sum(job["changed"] for job in answer["jobs"])
+                if answer.get("next") is not None:
+                    left.append({**asked, "cursor": answer["next"]})
+                if left and self.told is not None:
+                    self.told(changed)
         except LeaseholdError as error:
             # The calls before it were transactions of their own.
-            if changed := sum(job["changed"] for job in answers):
+            if changed:
                 key = f", with the key {given['key']}" if "key" in given else ""
                 error.add_note(f"{changed} {'job was' if changed == 1 else 'jobs were'} changed before{key}")
             raise
