@@ -78,6 +78,10 @@ def test_the_first_holder_whose_claims_a_token_has_says_what_it_may_do(keys: Pat
     assert (own.kind, own.instance, own.priority_ceiling) == (Kind.SUBMITTER, "web", None)
     assert own.actor.isprintable()
     assert len(own.actor) < 200
+    subjects = ["x\n", "x\\n", "gr\xf6\xdfe", "gr\\xf6\\xdfe", *(f"repo:{'a' * 300}:ref:{branch}" for branch in "ab")]
+    known = {holder(groups="admins", sub=each).id for each in subjects}
+    assert len(known) == len(subjects), "two people are never one in a history or before a rule on who may do what"
+    assert r"login/gr\xf6\xdfe" in known
     assert (holder(repository="example/app").instance, holder(repository="example/app").priority_ceiling) == ("ci", 5)
     for claims in (
         {}, {"repository": "examples"}, {"repository": "other/example/app"}, {"groups": [["admins"]]},

@@ -1,5 +1,6 @@
 """From a signed token (JSON Web Token, RFC 7519) to its holder: signature, time, issuer and audience, then claims."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from schema.tenancy.tokens import Principal
 
 #: The longest token, characters, and the most characters of its subject that histories show.
 MAX_TOKEN, MAX_SUBJECT = 8192, 150
+#: Hexadecimal digits of the digest with which the id of a longer subject ends.
+DIGEST = 16
 #: Seconds by which the clock of an issuer may differ.
 LEEWAY = 30.0
 #: An end that no clock reaches, seconds since 1970. Integers of JSON have no bounds.
@@ -91,9 +94,18 @@ def principal(issuer: Issuer, claims: Mapping[str, Any]) -> Principal:
     """Return the first holder of the issuer whose claims these are. Raises Forbidden. Pure."""
     for holder in issuer.holders:
         if all(fits(claims.get(name), wanted) for name, wanted in holder.claims.items()):
-            subject = escaped(str(claims["sub"]), MAX_SUBJECT)
-            return Principal(id=f"{issuer.name}/{subject}", **_limits(holder, claims))
+            return Principal(id=f"{issuer.name}/{_of_subject(str(claims['sub']))}", **_limits(holder, claims))
     raise Forbidden(f"token: nothing is allowed to such claims of issuer '{issuer.name}'")
+
+
+def _of_subject(subject: str) -> str:
+    """Return a subject as the printable end of an id. No two subjects have the same one: a backslash is escaped too,
+    and a long one ends with its digest."""
+    shown = subject.encode("unicode_escape").decode("ascii")
+    if len(shown) <= MAX_SUBJECT:
+        return shown
+    digest = hashlib.sha256(shown.encode()).hexdigest()[:DIGEST]
+    return f"{shown[: MAX_SUBJECT - DIGEST - 1]}…{digest}"
 
 
 def fits(claim: object, wanted: Wanted) -> bool:
