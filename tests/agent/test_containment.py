@@ -395,10 +395,14 @@ def test_a_command_that_the_kernel_killed_for_lack_of_memory_is_told_so(tmp_path
     events = "low 0\nhigh 0\nmax 7\noom {}\noom_kill {}\noom_group_kill {}\n"
     (tmp_path / "memory.events").write_text(events.format(0, 0, 0))
     assert describe_exit(-9, kept) == "killed by SIGKILL", "it met its limit, and memory was found"
+    (tmp_path / "memory.events").write_text(events.format(0, 1, 0))
+    assert describe_exit(-9, kept) == "killed by SIGKILL", "it was the machine that had no memory left"
     (tmp_path / "memory.events").write_text(events.format(1, 3, 1))
     told = "killed by the kernel: it used all of its 512 MiB of memory (job_memory_mib)"
     assert describe_exit(-9, kept) == told
     assert describe_exit(-9, Privileges()) == "killed by SIGKILL"
+    (tmp_path / "memory.max").write_text("max\n")
+    assert describe_exit(-9, kept) == "killed by SIGKILL", "another setting than the limit has made the cgroup"
     assert end_kind("failed", told) is EndKind.KILLED
 
 

@@ -17,6 +17,8 @@ from schema import clock
 #: The kernel's list of mounts, and the name of the default parent below the mount of version 2.
 _MOUNTS = Path("/proc/self/mountinfo")
 _PARENT = "leasehold"
+#: What the kernel writes for a limit that is not set.
+_UNLIMITED = "max"
 #: Microseconds in which a limit of CPU time is counted.
 _PERIOD = 100_000
 #: Seconds within which the kernel must let go of a cgroup whose processes have been killed.
@@ -114,13 +116,19 @@ class Cgroups:
 
 
 def exceeded_memory(cgroup: str) -> int | None:
-    """Return the limit of memory, in MiB, if the kernel has killed processes of this cgroup because they reached it."""
+    """Return the limit of memory, in MiB, if the kernel has killed processes of this cgroup because they reached it.
+
+    `oom_kill` counts what any lack of memory has killed, as that of the machine; `oom` counts how often this limit was
+    reached and no memory could be found. The files are those of the kernel's cgroup version 2.
+    """
     made = Path(cgroup)
     try:
         events = dict(line.split() for line in (made / "memory.events").read_text().splitlines())
-        return int((made / "memory.max").read_text()) >> 20 if int(events["oom_kill"]) else None
-    except FileNotFoundError:  # its memory is not limited
+        limit = (made / "memory.max").read_text().strip()
+    except FileNotFoundError:  # it has no controller of memory
         return None
+    killed = int(events["oom"]) > 0 and int(events["oom_kill"]) > 0
+    return int(limit) >> 20 if killed and limit != _UNLIMITED else None
 
 
 def _mount() -> Path:
