@@ -21,7 +21,7 @@ from leasehold.errors import BadInput, Forbidden, NotReady
 from assigner.api.submission import submit_completed
 from assigner.queries import builds
 from bots.farm.client import Client, Work, response_of
-from bots.farm.execution.jobs import Jobs
+from bots.farm.execution.jobs import Jobs, read_ends
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
@@ -124,6 +124,8 @@ def test_a_cancelled_submission_ends_and_the_job_only_with_the_last_of_them(farm
         *_, last = streams[1]
         assert (last.done, response_of(last).status.code) == (True, code_pb2.CANCELLED)
         assert states(farm) == ["cancelled"]
+        (ended,) = farm.pool.database.run(lambda each: read_ends(each, [names[0].rpartition("/")[2]])).values()
+        assert ended.withdrawn == {first[0]: "operator:1"}, "who gave it up earlier is told that, not the end"
         name = next(client.execute(digest)).name
         with psycopg.connect(libpq_url(farm.pool.database.url)) as holder, ThreadPoolExecutor() as crew:
             holder.execute("SELECT FROM leasehold.jobs FOR UPDATE")

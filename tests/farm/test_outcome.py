@@ -76,6 +76,16 @@ def test_every_state_has_a_stage_and_every_end_a_code() -> None:
     ):
         status = outcome.response(C, None, outcome.left(None), job="1", cancelled_by=by).status
         assert (status.code, status.message) == told, "only what its client has cancelled has that code"
+    status = outcome.response(C, "its bot left", outcome.left(None), job="1", cancelled_by="operator:1").status
+    assert status.message == "cancelled by operator:1; its bot left"
+
+
+def test_clients_see_at_once_that_another_bot_runs_their_action() -> None:
+    began = datetime.now(UTC)
+    seen = [endings.seen_by_clients(News(JobState.RUNNING, began, {}, bot)) for bot in ("bot-1", "bot-2")]
+    assert seen[0] != seen[1]
+    waiting = [endings.seen_by_clients(News(state, began, {}, None)) for state in (JobState.QUEUED, JobState.LEASED)]
+    assert waiting[0] == waiting[1] != seen[0], "a lease that has not begun is no news"
 
 
 def test_missing_inputs_are_named_and_those_that_have_come_meanwhile_are_a_reason_to_try_again() -> None:

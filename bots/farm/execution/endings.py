@@ -159,7 +159,9 @@ class Endings:
 
         def differs(news: News) -> bool:
             nonlocal was_looked_at
-            was_looked_at = was_looked_at or watched.news is None or _told_of(news) != _told_of(watched.news)
+            was_looked_at = (
+                was_looked_at or watched.news is None or seen_by_clients(news) != seen_by_clients(watched.news)
+            )
             return was_looked_at
 
         async with topic.watch(None) as watch:
@@ -179,7 +181,7 @@ class Endings:
         ended = ended or await self._jobs.end(job)
         if ended is None:
             raise Gone
-        watched.tell(replace(news, state=ended.state, bot=ended.bot or news.bot))
+        watched.tell(replace(news, state=ended.state, withdrawn=ended.withdrawn, bot=ended.bot or news.bot))
         return await self._answer(job, ended)
 
     async def _answer(self, job: str, ended: Ended) -> Any:
@@ -262,9 +264,10 @@ class Endings:
         return wanted, actions.request(wanted, self._settings, address=self._address)
 
 
-def _told_of(news: News) -> tuple[int, Mapping[str, str]]:
-    """Of how a job stands what its clients are told at once."""
-    return outcome.STAGES[news.state], news.withdrawn
+def seen_by_clients(news: News) -> tuple[int, Mapping[str, str], str | None]:
+    """Of how a job stands what its clients are told at once: its stage, who gave it up, and the bot that runs it."""
+    stage = outcome.STAGES[news.state]
+    return stage, news.withdrawn, news.bot if stage == remote_execution_pb2.ExecutionStage.EXECUTING else None
 
 
 def _tell_why_not(job: str, ended: Ended, expected: tuple[actions.Runnable, JobRequest] | None) -> None:

@@ -53,6 +53,7 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 # A dead job has no result that counts, but its last attempt, of the fence before, may have left why it was not run.
 END = Statement(f"""
 SELECT j.public_id AS id, j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot,
+    {WITHDRAWN} AS withdrawn,
     CASE WHEN j.state = 'cancelled' THEN (
         SELECT e.actor FROM stored_events e WHERE e.job_id = j.id AND e.move = 'cancel'
         ORDER BY e.id DESC LIMIT 1) END AS cancelled_by
@@ -121,13 +122,17 @@ class News:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that is over: what its newest attempt left, the bot that ran it, and who cancelled it, if anybody."""
+    """A job that is over: what its newest attempt left, the bot that ran it, and who cancelled it, if anybody.
+
+    withdrawn: as of `News`.
+    """
 
     state: JobState
     reason: str | None
     payload: Mapping[str, Any]
     result: str | None
     bot: str | None
+    withdrawn: Mapping[str, str]
     cancelled_by: str | None
 
 
@@ -240,7 +245,9 @@ def read_ends(connection: Connection, jobs: Sequence[str]) -> Mapping[str, Ended
     """Return what became of jobs of the door, by their own ids; of those that are over."""
     rows = connection.execute(END, {"ids": list(jobs)})
     return {
-        str(row.id): Ended(JobState(row.state), row.reason, row.payload, row.result, row.bot, row.cancelled_by)
+        str(row.id): Ended(
+            JobState(row.state), row.reason, row.payload, row.result, row.bot, row.withdrawn or {}, row.cancelled_by
+        )
         for row in rows
         if row.state in FINAL
     }

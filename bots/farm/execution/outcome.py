@@ -110,7 +110,9 @@ def response(
     if state is JobState.DEAD:
         told = Left(message=told.message)
     if state is JobState.CANCELLED:
-        code, message = cancelled(cancelled_by, rest=(reason or "").removeprefix("cancelled"))
+        said = reason or "cancelled"
+        rest = said.removeprefix("cancelled") if said.startswith("cancelled") else f"; {said}"
+        code, message = cancelled(cancelled_by, rest=rest)
     else:
         code, message = _verdict(state, reason or "", told, len(missing))
     found = remote_execution_pb2.ExecuteResponse(message=f"job {job}")
