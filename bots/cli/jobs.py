@@ -170,17 +170,19 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
 
 @click.command()
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option("--lines", is_flag=True, help="One object on a line, also of a single job.")
 @caller_options
-def result(caller: Caller, /, ids: tuple[str, ...]) -> None:
+def result(caller: Caller, /, ids: tuple[str, ...], lines: bool) -> None:
     """Print the result of a job: the JSON that its command left.
 
     The command has written it to the file that its variable LEASEHOLD_RESULT names. Of several jobs there is one object
-    on each line: `id` and `state`, and of a job that is final `exit_code`, `reason`, `has_result` and `result`.
+    on each line: `id`, `state`, `exit_code`, `reason`, `has_result`, and `result`, which is null while `has_result` is
+    false. Of a single job that has none the command ends with exit code 2.
 
     ID: whole, or in short as lists show it, or @last or @failed.
     """
     with caller.client() as client:
-        if len(ids) == 1:
+        if len(ids) == 1 and not lines:
             output.print_json(client.result(whole_id(client, ids[0])))
             return
         for found in client.results(whole_ids(client, ids)):

@@ -154,6 +154,9 @@ def test_results_of_several_jobs_are_a_line_each(stands: Gateway, capsys: pytest
     stands.script = in_turn(Answer({"jobs": found[:1], "more": True}), Answer({"jobs": found[1:], "more": False}))
     call("result", JOB_COMMANDING, SEVENTH)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
+    stands.script = in_turn(Answer({"jobs": found[:1], "more": False}))
+    call("result", "--lines", JOB_COMMANDING)
+    assert json.loads(capsys.readouterr().out) == found[0], "of the last job of a long list the same as of the others"
 
 
 SEVENTH = "01932c8a-4f21-7000-8abc-0123456789ab"
