@@ -22,10 +22,6 @@ from schema.validation import MAX_RESULT_BYTES
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 
-#: How a bot's reason begins for a result that the command left and that could not be stored.
-REFUSED = "no result is stored, because"
-
-
 class ResultsRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=wire.MAX_LIST)
 
@@ -55,7 +51,7 @@ def _without(connection: Connection, job: str, caller: Caller) -> str:
     """Return why no result is stored of a job that has ended: what its bot said of a file that could be none."""
     found = job_queries.submission_states(connection, [job], instances=caller.instances).get(job) or {}
     reason = str((found.get("result") or {}).get("reason") or "")
-    return reason[reason.find(REFUSED) :] if REFUSED in reason else "none is stored"
+    return reason[reason.find(wire.NO_RESULT) :] if wire.NO_RESULT in reason else "none is stored"
 
 
 @router.post(

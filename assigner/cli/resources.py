@@ -52,8 +52,9 @@ def _rate_as_option(args: list[str]) -> list[str]:
     return [args[0], "--per-second", f"{float(found[1]) / {'s': 1, 'min': 60, 'h': 3600}[found[2]]:.12g}", *args[2:]]
 
 
-#: Name of a resource → other ways to write the arguments of its commands.
-_SPELLINGS: Mapping[str, Callable[[list[str]], list[str]]] = {"pause": _pause_apart, "rate": _rate_as_option}
+#: Name of a resource → other ways to write the arguments of its commands, and of its `set` alone.
+_SPELLINGS: Mapping[str, Callable[[list[str]], list[str]]] = {"pause": _pause_apart}
+_SPELLINGS_OF_SET: Mapping[str, Callable[[list[str]], list[str]]] = {"rate": _rate_as_option}
 
 #: Name of a resource → what the help of its `set` says of these.
 _SPELT: Mapping[str, str] = {
@@ -73,9 +74,11 @@ class Keyed(click.Command):
 
 
 class Command(Keyed):
-    """Command that takes negative numbers as arguments and refuses other unknown options."""
+    """Command that sets something: takes negative numbers as arguments and refuses other unknown options."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        spell = _SPELLINGS_OF_SET.get(self.resource)
+        args = args if spell is None else spell(args)
         context.ignore_unknown_options = any(_NEGATIVE.fullmatch(each) for each in args)
         rest = super().parse_args(context, args)
         for name in (each.name for each in self.params if isinstance(each, click.Argument)):

@@ -31,7 +31,7 @@ UPKEEP_EVERY = 60.0
 
 #: The longest step that is taken by default, in seconds.
 LONGEST_STEP = 5.0
-#: Seconds. A step that is no shorter is a multiple of it.
+#: Seconds. A step is a multiple of it, unless that would change it by more than a tenth.
 GRAIN = 1 / 64
 
 #: Resources that only refuse what is submitted; the past was submitted.
@@ -145,9 +145,11 @@ def step_of(past: Past) -> float:
 def exact_step(step: float) -> float:
     """Return the nearest step whose multiples have exact sums, here and in the whole microseconds of the database.
 
-    If they had not, what belongs to one stop of the clock would come at two, less than a microsecond apart.
+    If they had not, what belongs to one stop of the clock would come at two, less than a microsecond apart. A step that
+    this would change by more than a tenth stays as it is.
     """
-    return round(step / GRAIN) * GRAIN or step
+    exact = round(step / GRAIN) * GRAIN
+    return exact if abs(exact - step) <= step / 10 else step
 
 
 def _how(past: Past, seed: int, step: float, command: Sequence[str], attempt: int) -> Attempt:

@@ -27,7 +27,7 @@ import structlog
 from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.runtime.call_messages import CallEnd, call_message, read_call, read_end, receive
-from leasehold.wire import COMMAND
+from leasehold.wire import COMMAND, NO_RESULT
 
 from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext, StopReason
 from bots.agent.attempts.endings import (
@@ -636,7 +636,7 @@ class TaskRun(AttemptRun):
                 found = check_json("result", told.result, validation.MAX_RESULT_BYTES)
                 outcome = outcome.model_copy(update={"result": found})
             except BadInput as error:
-                outcome = complaining(outcome, f"no result is stored, because it {error.reason}")
+                outcome = complaining(outcome, f"{NO_RESULT} it {error.reason}")
         files = self._files
         assert files is not None
         if not clean:

@@ -35,12 +35,8 @@ def _parameter(field: str) -> str:
 
 
 def _with_zone(_: click.Context, option: click.Parameter, given: str | None) -> str | None:
-    """Return a time with its offset, as `submit --at` takes it, and what is none as it is: the model refuses it."""
-    try:
-        is_naive = given is not None and datetime.fromisoformat(given).tzinfo is None
-    except ValueError:
-        return given
-    return times.moment(given, option=option.opts[0]) if given is not None and is_naive else given
+    """Return a time with its offset; it may be written as for `submit --at`. Without a day it is the last one."""
+    return None if given is None else times.moment(given, option=option.opts[0], is_past=True)
 
 
 def _option(field: str, info: FieldInfo) -> Callable[[F], F]:

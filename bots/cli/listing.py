@@ -75,7 +75,8 @@ def list_jobs(
     """List the jobs that pass all filters, by default the newest first.
 
     The options from --state to --ended-before are filters. A TIME has its offset,
-    such as 2026-03-01T12:00:00Z, or is one of this machine's zone, such as '2026-03-01 12:00'.
+    such as 2026-03-01T12:00:00Z, or is one of this machine's zone, such as '2026-03-01 12:00'
+    or 12:00, which is the last one.
 
     \b
     leasehold list --state running --sort started --order asc

@@ -211,7 +211,7 @@ def _why(job: Record) -> str | None:
     """Why a job ended so; of a dead one also what its last attempt has told."""
     reason, told = job.get("reason"), (job.get("result") or {}).get("reason")
     if job["state"] == JobState.DEAD and reason and told and told not in reason:
-        return f"{reason}; the last: {told}"
+        return f"{reason}; its last attempt: {told}"
     return reason or told
 
 

@@ -49,14 +49,15 @@ def seconds(text: str, *, option: str) -> float:
     return found
 
 
-def moment(text: str, *, option: str) -> str:
+def moment(text: str, *, option: str, is_past: bool = False) -> str:
     """Return a time with its offset, in ISO 8601.
 
-    Without an offset the time is one of this machine's zone; without a day it is the next one. Raises BadInput for what
-    is no time, for one that a change of the clock skips, and for one that it repeats, which needs an offset.
+    Without an offset the time is one of this machine's zone. Without a day it is the next one, or the last one if it
+    `is_past`. Raises BadInput for what is no time, for one that a change of the clock skips, and for one that it
+    repeats, which needs an offset.
     """
     try:
-        return _moment(text).isoformat()
+        return _moment(text, is_past=is_past).isoformat()
     except ValueError as error:
         why = str(error) if isinstance(error, _Unclear) else "is not a time, such as '2026-12-01 10:00' or 10:00"
         raise BadInput(option, f"'{escaped(text, 60)}' {why}") from None
@@ -66,10 +67,12 @@ class _Unclear(ValueError):
     """A time of the clock that there is not, or twice."""
 
 
-def _moment(text: str) -> datetime:
+def _moment(text: str, *, is_past: bool) -> datetime:
     if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
         now = datetime.fromtimestamp(clock.wall(), UTC).astimezone().replace(tzinfo=None)
         found = datetime.combine(now, time.fromisoformat(text))
+        if is_past:
+            return _here(found if found <= now else found - timedelta(days=1))
         return _here(found if found > now else found + timedelta(days=1))
     found = datetime.fromisoformat(text)
     return found if found.tzinfo is not None else _here(found)

@@ -1,8 +1,8 @@
-"""Limits by the begin of a name: a pattern gives every lock of an instance, or every rate, its limit at first use.
+"""Limits by the beginning of a name: a pattern gives every lock of an instance, or every rate, its limit at first use.
 
-A pattern is the begin of a name and one `*` at its end, such as `customer-*` of locks, `api-*` of classes and `api/*`
-of the models of a class. A limit that is set by the whole name wins; of several patterns the longest wins. A pattern
-writes its limit into the counters and buckets that there are. `limited_by` of such a row is the pattern's prefix.
+A pattern is the beginning of a name and one `*` at its end, such as `customer-*` of locks, `api-*` of classes and
+`api/*` of the models of a class. A limit that is set by the whole name wins; of several patterns the longest wins. A
+pattern writes its limit into the counters and buckets that there are. `limited_by` of such a row is its prefix.
 
 Two advisory locks, of locks and of rates, keep a row from being made with the limit of a pattern that changes
 meanwhile. Operators wait for them before they lock any row. Who makes a row for a job tries them and waits for nobody.
@@ -135,12 +135,12 @@ def is_pattern(name: str) -> bool:
 
 
 def check(field: str, value: str) -> None:
-    """Raise BadInput unless `value` is a name, or the begin of one and a star."""
+    """Raise BadInput unless `value` is a name, or the beginning of one and a star."""
     if not is_pattern(value):
         check_name(field, value)
         return
     if value == STAR:
-        raise BadInput(field, f"'{STAR}' alone would hold for every name: put the begin of the names before it")
+        raise BadInput(field, f"'{STAR}' alone would hold for every name: put the beginning of the names before it")
     if not value.endswith(STAR) or STAR in value[:-1]:
         raise BadInput(
             field, f"'{escaped(value, 80)}' has a '*' that is not its end: a pattern is such as 'customer-*'"

@@ -49,7 +49,7 @@ SELECT name, rate, burst, burst, prefix, true FROM matching_patterns(ARRAY(
     SELECT n.name FROM unnest(CAST(:names AS text[])) AS n (name)
     WHERE (n.name IN (SELECT name FROM found)) IS NOT TRUE)) WHERE rate IS NOT NULL
 """)
-# It is full at the begin of this transaction, at which jobs that start count as started.
+# It is full at the beginning of this transaction, at which jobs that start count as started.
 _MAKE_BUCKETS = Statement("""
 INSERT INTO rate_buckets (name, rate, burst, tokens, refilled_at, limited_by)
 SELECT name, rate, burst, burst, now(), prefix FROM matching_patterns(CAST(:names AS text[])) WHERE rate IS NOT NULL
@@ -295,7 +295,7 @@ def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: st
 
 
 def check_resource(field: str, used: str) -> None:
-    """Raise BadInput unless `used` is CLASS, CLASS/MODEL, or the begin of one and a star."""
+    """Raise BadInput unless `used` is CLASS, CLASS/MODEL, or the beginning of one and a star."""
     of_class, slash, model = used.partition("/")
     if not slash:
         limit_patterns.check(field, of_class)

@@ -97,8 +97,8 @@ FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 class PendingWork:
     """The work that waits for assigners.
 
-    rest_seconds: until the first job that rests may start, from the begin of the transaction; not above 0 if one may
-        start now, None if none rests. preference_elapsed: some job has waited for a preferred bot for as
+    rest_seconds: until the first job that rests may start, from the beginning of the transaction; not above 0 if one
+        may start now, None if none rests. preference_elapsed: some job has waited for a preferred bot for as
         long as it should. below_minimum, constrained_below_minimum: an instance is below its
     minimum although plain, or constrained, jobs of it
         wait.

@@ -97,7 +97,7 @@ class Connection:
         self._waiting.append(work)
 
     def now(self) -> datetime:
-        """The database's time at the begin of this transaction."""
+        """The database's time at the beginning of this transaction."""
         found: datetime = self.execute(_NOW).scalar_one()
         return found
 

@@ -35,7 +35,7 @@ class WatchedConnection(psycopg.Connection[Any]):
     """A connection that is cut after waiting for the server for longer than `patience` seconds at a time.
 
     waits_since: the monotonic time at which the present wait began, None between waits. usual: the patience that the
-    connection has at the begin of each transaction.
+    connection has at the beginning of each transaction.
     """
 
     patience = usual = float("inf")

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold import wire
 from leasehold.client import Client
 
 from assigner.api import results as result_routes
@@ -50,7 +51,8 @@ def test_the_results_of_many_jobs_come_in_one_answer(operator: httpx.Client, ser
     bot = Bot(served)
     ended(served, bot, first, result="null")
     ended(served, bot, second, verdict="failed", exit_code=3, reason="exit code 3", result="1")
-    ended(served, bot, third, reason="no result is stored, because it is not JSON")
+    why = f"{wire.NO_RESULT} it is not JSON"
+    ended(served, bot, third, reason=why)
     (waiting,) = submitted(operator, JOB)
     answer = operator.post("/v1/results", json={"ids": [waiting, second, first, third, second]}).json()
     none = {"exit_code": None, "reason": None, "has_result": False, "result": None}
@@ -64,9 +66,9 @@ def test_the_results_of_many_jobs_come_in_one_answer(operator: httpx.Client, ser
     assert answer["more"] is False
     assert audited(served.database)[-1] == "results.read"
     shown = operator.get(f"/v1/jobs/{third}").json()
-    assert (shown["has_result"], shown["result"]["reason"]) == (False, "no result is stored, because it is not JSON")
+    assert (shown["has_result"], shown["result"]["reason"]) == (False, why)
     refused = operator.get(f"/v1/jobs/{third}/result")
-    said = f"id: job '{third}' has no result: it is succeeded and no result is stored, because it is not JSON"
+    said = f"id: job '{third}' has no result: it is succeeded and {why}"
     assert (refused.status_code, refused.json()["detail"]) == (404, said)
     refused = operator.post("/v1/results", json={"ids": [first, ABSENT]})
     assert (refused.status_code, refused.json()["detail"]) == (404, f"id: there is no job '{ABSENT}'")

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 from leasehold.errors import BadInput
@@ -74,7 +74,7 @@ def test_a_zone_that_nobody_knows_is_not_taken_for_utc(zone: str, monkeypatch: p
 
 @pytest.mark.usefixtures("no_pool_of_our_own", "berlin")
 def test_times_of_filters_are_of_this_machines_zone_unless_they_say_another(
-    stands: Gateway, capsys: pytest.CaptureFixture[str]
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stands.script = in_turn(Answer({"jobs": [], "next": None}))
     for given, sent in (
@@ -84,6 +84,11 @@ def test_times_of_filters_are_of_this_machines_zone_unless_they_say_another(
     ):
         assert errors.run(cli, ["list", "--ended-after", given]) == 0
         assert datetime.fromisoformat(stands.asked[-1].query["ended_after"]) == datetime.fromisoformat(sent)
-    for given, said in (("yesterday", "is not a time with its zone"), ("2027-03-28 02:30", "is skipped by a change")):
+    monkeypatch.setattr("bots.cli.times.clock.wall", lambda: datetime(2026, 7, 2, 11, 30, tzinfo=UTC).timestamp())
+    for given, last in (("13:30", "2026-07-02T13:30:00+02:00"), ("13:31", "2026-07-01T13:31:00+02:00")):
+        assert errors.run(cli, ["list", "--ended-after", given]) == 0
+        assert datetime.fromisoformat(stands.asked[-1].query["ended_after"]) == datetime.fromisoformat(last)
+    none = "is not a time, such as '2026-12-01 10:00' or 10:00"
+    for given, said in (("yesterday", none), ("2026-13-01", none), ("2027-03-28 02:30", "is skipped by a change")):
         assert errors.run(cli, ["list", "--ended-after", given]) == 2
         assert f"error: --ended-after: '{given}' {said}" in capsys.readouterr().err

@@ -98,8 +98,8 @@ def test_a_dead_job_is_told_with_what_its_last_attempt_said(
     dead |= {"reason": "every attempt ended without a result"}
     stands.script = in_turn(Answer({"jobs": [dead]}))
     assert errors.run(cli, ["wait", JOB_COMMANDING]) == 1
-    said = "(every attempt ended without a result; the last: command 'a' cannot be started: it is a task's bot)"
-    assert f"{JOB_COMMANDING} dead {said}" in capsys.readouterr().out
+    said = "every attempt ended without a result; its last attempt: command 'a' cannot be started: it is a task's bot"
+    assert f"{JOB_COMMANDING} dead ({said})" in capsys.readouterr().out
 
 
 def test_output_that_starts_again_is_announced(stands: Gateway, capfd: pytest.CaptureFixture[str]) -> None:

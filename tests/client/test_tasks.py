@@ -139,8 +139,15 @@ def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: 
         with pytest.raises(AttributeError, match=f"has no '{name}': {re.escape(instead)}$"):
             getattr(used, name)
         assert copy.copy(used) == used or isinstance(used, GraphRequest)
-    with pytest.raises(TypeError, match=r"leasehold.chain\(first"):
-        call | call  # type: ignore[operator]
+    for calls, what in (
+        (call, "a call that is not made yet"),
+        (leasehold.group(call), "a group"),
+        (leasehold.chain(call), "a chain"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{what} has no '\|': calls one after another are leasehold.chain"):
+            calls | call  # type: ignore[operator]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        job | call  # type: ignore[operator]
     for given in ("5m", -1, True):
         with pytest.raises(BadInput, match=r"^after: takes a number of seconds"):
             add.after(given)  # type: ignore[arg-type]

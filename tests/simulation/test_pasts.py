@@ -195,4 +195,8 @@ def test_what_ends_some_steps_after_a_stop_of_the_clock_ends_at_a_stop(wanted: f
     assert (step * 1e6).is_integer(), "the database counts microseconds"
     stops = [nth * step for nth in range(int(BEGIN / step), int(BEGIN / step) + 1000)]
     assert {stop + 7 * step for stop in stops[:-7]} <= {*stops}
-    assert exact_step(0.001) == 0.001
+
+
+@pytest.mark.parametrize("wanted", [0.001, 0.007, 0.008, 0.012, 0.0156, 0.023, 0.04, 0.07, 0.08])
+def test_no_step_is_changed_by_more_than_a_tenth(wanted: float) -> None:
+    assert exact_step(wanted) == pytest.approx(wanted, rel=0.1)

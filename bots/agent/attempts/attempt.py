@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, assert_never
 
 import structlog
 from leasehold.errors import BadInput
+from leasehold.wire import NO_RESULT
 from pydantic import ValidationError
 
 from bots.agent.attempts.endings import Ending, Verdict, complaining, describe_exit
@@ -240,7 +241,7 @@ class AttemptRun(ABC):
                 found = read_result(directory / files.result, owner=owner)
                 outcome = outcome.model_copy(update={"result": found})
             except BadInput as error:
-                outcome = complaining(outcome, f"no result is stored, because it {error.reason}")
+                outcome = complaining(outcome, f"{NO_RESULT} it {error.reason}")
         self.progress.look(last=True)
         return self._with_checkpoint(outcome)
 

@@ -12,19 +12,19 @@ from leasehold.client import Client
 from leasehold.errors import BadInput
 from leasehold.graphs import CallbackOn, GraphRequest, Node, SubmittedGraph
 from leasehold.jobs import NodeFields
-from leasehold.tasks.task import Signature, TaskJob
+from leasehold.tasks.task import IN_TURN, Signature, TaskJob
 from leasehold.transport import Record
 from leasehold.wire import Hinting
 
-#: What Celery's users write to submit what was put together.
-_NOT_DEFERRED = dict.fromkeys(("delay", "apply_async"), "use .defer()")
+#: What Celery's users write to submit what was put together, or to put more together.
+_INSTEAD = dict.fromkeys(("delay", "apply_async"), "use .defer()") | IN_TURN
 
 
 class Group(Hinting, tuple[Signature, ...]):
     """Calls that are made side by side."""
 
     __slots__ = ()
-    _hints = ("a group", _NOT_DEFERRED)
+    _hints = ("a group", _INSTEAD)
 
     def defer(self) -> "DeferredCalls":
         """Submit these calls alone; their result is the list of their values. As `chain(group).defer()`."""
@@ -64,7 +64,7 @@ def chord(calls: Sequence[Signature], callback: Signature, *, name: str | None =
 class CallGraph(Hinting, GraphRequest):
     """Calls of tasks that are put together, to be submitted as a graph."""
 
-    _hints = ("a chain", _NOT_DEFERRED)
+    _hints = ("a chain", _INSTEAD)
 
     def __init__(self, steps: Sequence[Step], name: str | None) -> None:
         super().__init__(name or f"calls-{uuid.uuid4().hex}", {})

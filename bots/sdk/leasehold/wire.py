@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 MAX_JSON_NODES = 1_000_000
 #: Lists and objects inside each other in one JSON document.
 MAX_JSON_DEPTH = 64
-#: The exit code by which a command asks to be run again (EX_TEMPFAIL of sysexits.h), the most seconds until then, and
-#: the most times for one job.
-AGAIN, MAX_AGAIN, MAX_AGAINS = 75, 31_536_000.0, 1000
+#: The exit code by which a command asks to be run again (EX_TEMPFAIL of sysexits.h), the most seconds until a job runs,
+#: for the first time or again, and the most times that one job asks.
+AGAIN, MAX_DELAY, MAX_AGAINS = 75, 31_536_000.0, 1000
+#: How a bot's reason begins for a result that was left and could not be stored.
+NO_RESULT = "no result is stored, because"
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
 #: The most characters of the text of a job's progress, and bytes of the file in which a command leaves it.
@@ -283,9 +285,9 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 class Hinting:
-    """A class that tells what to use in the place of what other libraries call an attribute."""
+    """A class that tells what to use in the place of an attribute, or of the operator `|`, of other libraries."""
 
-    #: What it is, and name in other libraries → what to use here.
+    #: What it is, and name in other libraries, or `|` → what to use here.
     _hints: ClassVar[tuple[str, Mapping[str, str]]] = ("", {})
     __slots__ = ()
 
@@ -296,6 +298,12 @@ class Hinting:
             if name in hints:
                 raise AttributeError(f"{what} has no '{name}': {hints[name]}")
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
+
+        def __or__(self, other: Any) -> Any:
+            what, hints = self._hints
+            if "|" in hints:
+                raise TypeError(f"{what} has no '|': {hints['|']}")
+            return NotImplemented
 
 
 def meant(wrong: str, known: Iterable[str]) -> str | None:

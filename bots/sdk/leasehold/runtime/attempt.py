@@ -16,8 +16,8 @@ from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.wire import (
-    MAX_AGAIN,
     MAX_CHECKPOINT_BYTES,
+    MAX_DELAY,
     MAX_PROGRESS_BYTES,
     MAX_PROGRESS_TEXT,
     check_json,
@@ -36,8 +36,8 @@ class Again(Exception):
     """
 
     def __init__(self, seconds: float) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_AGAIN:
-            raise ValueError(f"seconds: is a number from 0 to {MAX_AGAIN:,.0f}, not {escaped(seconds, 40)}")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
+            raise ValueError(f"seconds: is a number from 0 to {MAX_DELAY:,.0f}, not {escaped(seconds, 40)}")
         super().__init__(f"again in {seconds:g} s")
         self.seconds = seconds
 

@@ -6,7 +6,7 @@ A policy is the field `retry` of a request, whose values have been checked there
 from collections.abc import Mapping
 from typing import Any
 
-from leasehold.wire import AGAIN, MAX_AGAIN, printable
+from leasehold.wire import AGAIN, MAX_DELAY, printable
 
 #: What holds where a policy says nothing: seconds, a factor, and a part of a wait.
 BASE, FACTOR, CAP, JITTER = 1.0, 2.0, 60.0, 0.0
@@ -18,7 +18,7 @@ def asks_again(exit_code: int | None, result: Any) -> float | None:
     """Return the seconds after which a command with this exit code and result asks to be run again; None if it does
     not."""
     seconds = result.get("again") if exit_code == AGAIN and isinstance(result, dict) else None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_AGAIN:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
         return None
     return float(seconds)
 
@@ -55,4 +55,4 @@ def wait(policy: Mapping[str, Any], *, attempt: int, chance: float) -> float:
     They are base x factor^(attempt - 1), at most cap, and up to `jitter` of that more. chance: from 0 to 1.
     """
     grown = policy.get("base", BASE) * policy.get("factor", FACTOR) ** min(attempt - 1, _LAST)
-    return float(min(MAX_AGAIN, min(policy.get("cap", CAP), grown) * (1 + policy.get("jitter", JITTER) * chance)))
+    return float(min(MAX_DELAY, min(policy.get("cap", CAP), grown) * (1 + policy.get("jitter", JITTER) * chance)))

@@ -43,13 +43,13 @@ from leasehold.tasks.arguments import (
 from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.options import OF_UNIQUE, TaskOptions, request_fields
 from leasehold.transport import Record
-from leasehold.wire import COMMAND, PROPERTY, Hinting, JsonSerialiser, Serialiser
+from leasehold.wire import COMMAND, MAX_DELAY, PROPERTY, Hinting, JsonSerialiser, Serialiser
 
 if TYPE_CHECKING:
     from leasehold.async_calls import AsyncCalls
 
-#: The longest delay of a call, in seconds: a year.
-MAX_DELAY = 31_536_000
+#: What Celery's users write for calls one after another.
+IN_TURN = {"|": "calls one after another are leasehold.chain(first.s(1), second.s())"}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -485,13 +485,8 @@ class Signature(Hinting):
     kwargs: Mapping[str, Any]
     _hints = (
         "a call that is not made yet",
-        dict.fromkeys(("delay", "apply_async", "defer"), "leasehold.chain(call).defer() makes it"),
+        dict.fromkeys(("delay", "apply_async", "defer"), "leasehold.chain(call).defer() makes it") | IN_TURN,
     )
-
-    if not TYPE_CHECKING:
-
-        def __or__(self, other: Any) -> Any:
-            raise TypeError("calls one after another are leasehold.chain(first.s(1), second.s()), not first | second")
 
 
 @dataclass(frozen=True, repr=False)
