@@ -13,7 +13,6 @@ from uuid import UUID
 
 import pytest
 from leasehold import client as client_client
-from leasehold import wire
 from leasehold.calls import operators as calls
 from leasehold.client import Client
 from leasehold.errors import (
@@ -305,7 +304,7 @@ def test_large_submits_are_split_by_number_and_by_bytes(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("job", "count"),
     [
-        ({"command": ["x"], "stdin": "\u00e9\\\n" * 40_000}, 30),
+        ({"command": ["x"], "stdin": "\u00e9\\\n" * 40_000}, 40),
         ({"command": ["x", *[""] * 4_000], "properties": {"os": ["a"] * 1_000}}, 210),
     ],
     ids=["many bytes", "many values"],
@@ -318,7 +317,7 @@ def test_no_part_is_more_than_every_gateway_takes(job: dict[str, object], count:
     assert len(stands.asked) > 1
     for asked in stands.asked:
         raw = json.dumps(asked.body, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(raw) <= wire.LEAST_BODY
+        assert len(raw) <= client_client.MAX_BYTES
         BodyReader(SubmitRequest).read(raw)
 
 

@@ -630,8 +630,8 @@ def in_parts(jobs: Sequence[Record]) -> Iterator[Records]:
             document = wire.written(job)
         except BadInput as refused:
             raise BadInput(f"jobs.{number}.{refused.field}", refused.reason) from None
-        # An upper bound: the sent text has fewer escapes and spaces. The extra one is the comma between two jobs.
-        length, count = len(document) + 1, wire.count_nodes(document) + 1
+        # The extra one is the comma between two jobs.
+        length, count = len(document.encode()) + 1, wire.count_nodes(document) + 1
         if part and (len(part) == MAX_JOBS or size + length > MAX_BYTES or nodes + count > MAX_JSON_NODES):
             yield part
             part, size, nodes = [], len(empty), wire.count_nodes(empty)

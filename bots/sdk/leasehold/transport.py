@@ -92,7 +92,7 @@ class Transport:
         headers, sent = self._headers, None
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
-            sent = body if isinstance(body, bytes) else _written(body)
+            sent = body if isinstance(body, bytes) else wire.written(body).encode()
         begun, tries = time.monotonic(), 0
         interruption = interruption_of_thread()
         while True:
@@ -434,10 +434,6 @@ def address(url: str) -> Address:
 def _seconds(header: str | None) -> float | None:
     """Return the seconds in a header; None if there are none. A date, which HTTP allows too, counts as none."""
     return float(header) if header is not None and header.isascii() and header.isdigit() else None
-
-
-def _written(body: Record) -> bytes:
-    return wire.written(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _document(answer: Answer, url: str) -> Record:
