@@ -145,9 +145,12 @@ def resident_mib(pid: int) -> float:
 
 def child_pids(pid: int) -> list[int]:
     """Return the children of a process, of all its threads, including those that have ended and are not collected."""
-    return [
-        int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
-    ]
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        # A thread may end meanwhile. Its children are then those of another thread.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def parent_pid(pid: int) -> int:
