@@ -13,20 +13,21 @@ from schema.validation import Kind
 
 Model = TypeVar("Model", bound=BaseModel)
 
-#: A name as a field of a model.
-Name = Annotated[str, Field(pattern=f"^{validation.NAME.pattern}$")]
-#: A name, or the beginning of one and a star. A star alone is refused.
-NameOrPattern = Annotated[str, Field(pattern=rf"^({validation.NAME.pattern}|[a-z0-9][a-z0-9._-]{{0,61}}\*)$")]
-#: A lock that a job names, and the slots that it has where no operator has set any: `NAME` or `NAME:SLOTS`.
-JobLock = Annotated[str, Field(pattern=rf"^{validation.NAME.pattern}(:[1-9][0-9]{{0,8}})?$")]
-#: What is said of a text that does not have the form of these.
+_NAME = f"^{validation.NAME.pattern}$"
+_NAME_OR_PATTERN = rf"^({validation.NAME.pattern}|[a-z0-9][a-z0-9._-]{{0,61}}\*)$"
+_LOCK = rf"^{validation.NAME.pattern}(:[1-9][0-9]{{0,8}})?$"
+#: What is said of a text that does not have such a form.
 _FORMS = {
-    get_args(Name)[1].metadata[0].pattern: f"is not a name: {NAME_FORM}",
-    get_args(NameOrPattern)[1]
-    .metadata[0]
-    .pattern: f"is neither a name nor the beginning of one and a '*': {NAME_FORM}",
-    get_args(JobLock)[1].metadata[0].pattern: f"is neither a lock nor LOCK:SLOTS: {NAME_FORM}",
+    _NAME: f"is not a name: {NAME_FORM}",
+    _NAME_OR_PATTERN: f"is neither a name nor the beginning of one and a '*': {NAME_FORM}",
+    _LOCK: f"is neither a lock nor LOCK:SLOTS: {NAME_FORM}",
 }
+#: A name as a field of a model.
+Name = Annotated[str, Field(pattern=_NAME)]
+#: A name, or the beginning of one and a star. A star alone is refused.
+NameOrPattern = Annotated[str, Field(pattern=_NAME_OR_PATTERN)]
+#: A lock that a job names, and the slots that it has where no operator has set any: `NAME` or `NAME:SLOTS`.
+JobLock = Annotated[str, Field(pattern=_LOCK)]
 _PATTERN = re.compile("String should match pattern '(.*)'")
 
 

@@ -73,7 +73,7 @@ def read_progress(connection: Connection, keys: Sequence[str]) -> Mapping[str, P
     """Read the progress of jobs, given by their own ids; None for a job that no longer exists."""
     rows = connection.execute(jobs.PROGRESS, {"ids": list(keys)})
     return dict.fromkeys(keys) | {
-        str(row.id): Progress(row.final, frozenset(map(str, row.withdrawn)), row.attempt, row.written) for row in rows
+        str(row.id): Progress(row.final, frozenset(row.withdrawn or ()), row.attempt, row.written) for row in rows
     }
 
 

@@ -95,7 +95,7 @@ def _reclaim_for(
         deadline = job.queue_deadline or _NEVER
         if wanted in hopeless and deadline <= hopeless[wanted]:
             continue
-        if freed[of] + job.units > job.short or candidates.is_any_free(connection, wanted):
+        if freed[of] + job.units > job.short or candidates.some_free(connection, wanted):
             continue
         occupied = preemption.occupied_bots(connection, job, patience=patience, sync=sync)
         eviction = plan(job, occupied, settings, now=now)

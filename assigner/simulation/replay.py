@@ -76,8 +76,8 @@ def replay(
     """Let the past happen again under `settings`, in the empty database of `url`, and measure it.
 
     The limits that operators had set by commands stay in force, or those of a version of the policy are; what the
-    settings declare takes the place of what the configuration had declared. step: seconds, as of `SimulatedPool`; the
-    nearest one whose sums are exact is taken. A run takes a multiple of it, the one above or the one below its time by
+    settings declare takes the place of what the configuration had declared. step: seconds, as of `SimulatedPool`,
+    made exact by `exact_step`. A run takes a multiple of it, the one above or the one below its time by
     chance: so runs are right on average.
     """
     step = exact_step(step)

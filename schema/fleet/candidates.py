@@ -122,7 +122,7 @@ SELECT n.* FROM w CROSS JOIN LATERAL ({able_bots(_COLUMNS, "w", which=_ROOMY, li
 """)
 IS_ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT})
-SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit="1")}) n)
+SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY_FOR_ALL, limit="1")}) n)
 """)
 
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
@@ -195,13 +195,14 @@ def any_free(connection: Connection, want: CandidateRequest, *, of_all: bool = F
 
 
 def some_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
-    """Read up to `want.count` free bots that could take one of the jobs, without locks."""
+    """Read up to `want.count` free bots that could take one of the jobs, without locks. Units that a bot keeps for the
+    instance of the jobs are room."""
     rows = connection.execute(SOME_FREE, {**_values(want), "count": want.count}).all()
     return [FreeBot._make(row) for row in rows]
 
 
 def is_any_free(connection: Connection, want: CandidateRequest) -> bool:
-    """Whether a free bot could take one of the jobs."""
+    """Whether a free bot could take one of the jobs. Units that a bot keeps are no room, as in `any_free`."""
     found: bool = connection.execute(IS_ANY_FREE, _values(want)).scalar_one()
     return found
 

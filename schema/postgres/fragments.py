@@ -127,10 +127,15 @@ SUBMISSION_REASON = (
 SUBMISSION_FINISHED_AT = "coalesce(s.withdrawn_at, j.finished_at)"
 SUBMISSION_JOINED = "CASE WHEN s.joined THEN j.public_id END"
 
-#: Public ids of the submissions of job `j` that were withdrawn; the number of those that were not.
+#: The withdrawn submissions of job `j`, as an object: public id → who withdrew it; null without any.
 WITHDRAWN_SUBMISSIONS = """
-    ARRAY(SELECT f.public_id FROM job_followers f WHERE f.job_id = j.id AND f.cancelled_at IS NOT NULL
-        UNION ALL SELECT j.public_id WHERE j.abandoned_at IS NOT NULL)"""
+    (SELECT jsonb_object_agg(w.id, (
+        SELECT e.actor FROM stored_events e
+        WHERE e.job_id = j.id AND e.move = 'withdraw' AND e.details->>'submission' = CAST(w.id AS text)
+        ORDER BY e.id DESC LIMIT 1))
+    FROM (SELECT f.public_id AS id FROM job_followers f WHERE f.job_id = j.id AND f.cancelled_at IS NOT NULL
+        UNION ALL SELECT j.public_id WHERE j.abandoned_at IS NOT NULL) w)"""
+#: The number of its other submissions.
 WANTED_SUBMISSIONS = """
     (SELECT count(*) FROM job_followers f WHERE f.job_id = j.id AND f.cancelled_at IS NULL)
         + CASE WHEN j.abandoned_at IS NULL THEN 1 ELSE 0 END"""

@@ -1,4 +1,4 @@
-"""Limits by the beginning of a name: keys have them from their first use, whoever changes or forgets them meanwhile."""
+"""Limits by the beginning of a name. A key has its limit from its first use, also while patterns change or go."""
 
 from collections.abc import Callable
 from typing import Any

@@ -121,6 +121,20 @@ def test_a_queue_that_is_too_large_for_every_bot_rests_whatever_the_quota_of_oth
     assert "b" in {row.name for row in rests}
 
 
+def test_a_queue_rests_although_what_is_kept_for_another_instance_would_make_room(pool: Pool) -> None:
+    pool.bot("bot-1", capacity=4)
+    pool.bot("bot-2", capacity=2)
+    for instance in ("a", "b"):
+        pool.submit(instance=instance, units=4)
+    pool.change(
+        "UPDATE bots SET kept_units = 1, kept_for = (SELECT id FROM instances WHERE name = 'a'),"
+        " kept_until = now() + interval '1 hour' WHERE name = 'bot-1'"
+    )
+    pool.assigner().run_once()
+    rests = pool.rows("SELECT i.name FROM queues k JOIN instances i ON i.id = k.instance WHERE k.looks > 0")
+    assert "b" in {row.name for row in rests}
+
+
 def test_the_pace_of_retries_is_a_setting(pool: Pool) -> None:
     (job,) = pool.submit()
     bot = pool.bot(sync_service=pool.sync_service(retry_base=100.0, retry_cap=150.0))

@@ -57,7 +57,7 @@ class Watched:
             _wake(each)
 
     async def after(self, seen: News | None, seconds: float) -> News:
-        """Return how the job stands as soon as that is not `seen`, and `seen` after so many seconds.
+        """Wait until the job stands otherwise than `seen`, for at most this many seconds; return how it stands then.
 
         Raises what has ended the watch before the job was over: Gone, Stopping, and errors of the database.
         """
@@ -264,7 +264,7 @@ class Endings:
         return wanted, actions.request(wanted, self._settings, address=self._address)
 
 
-def seen_by_clients(news: News) -> tuple[int, Mapping[str, str], str | None]:
+def seen_by_clients(news: News) -> tuple[int, Mapping[str, str | None], str | None]:
     """Of how a job stands what its clients are told at once: its stage, who gave it up, and the bot that runs it."""
     stage = outcome.STAGES[news.state]
     return stage, news.withdrawn, news.bot if stage == remote_execution_pb2.ExecutionStage.EXECUTING else None

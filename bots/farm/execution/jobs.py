@@ -19,7 +19,7 @@ from bots.gateway.workers import Batcher, WorkerPool
 from schema.moves.submit import Submitted
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.postgres.fragments import JOB_REASON, SUBMISSIONS
+from schema.postgres.fragments import JOB_REASON, SUBMISSIONS, WITHDRAWN_SUBMISSIONS
 from schema.postgres.statements import Statement
 from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.tables.jobs import OF_ACTION
@@ -35,16 +35,9 @@ FROM ({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id =
 JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
 WHERE {OWN}
 """)
-#: The submissions of job `j` that were withdrawn, and who did so; null without any.
-WITHDRAWN = """
-    CASE WHEN j.abandoned_at IS NOT NULL
-            OR EXISTS (SELECT FROM job_followers f WHERE f.job_id = j.id AND f.cancelled_at IS NOT NULL)
-        THEN (SELECT jsonb_object_agg(e.details->>'submission', e.actor) FROM stored_events e
-            WHERE e.job_id = j.id AND e.move = 'withdraw') END"""
-
 # Jobs by their own public ids.
 NEWS = Statement(f"""
-SELECT j.public_id AS id, j.state, j.queued_at, {WITHDRAWN} AS withdrawn, last.bot
+SELECT j.public_id AS id, j.state, j.queued_at, {WITHDRAWN_SUBMISSIONS} AS withdrawn, last.bot
 FROM jobs j LEFT JOIN LATERAL (
     SELECT b.name AS bot FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
@@ -53,7 +46,7 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 # A dead job has no result that counts, but its last attempt, of the fence before, may have left why it was not run.
 END = Statement(f"""
 SELECT j.public_id AS id, j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot,
-    {WITHDRAWN} AS withdrawn,
+    {WITHDRAWN_SUBMISSIONS} AS withdrawn,
     CASE WHEN j.state = 'cancelled' THEN (
         SELECT e.actor FROM stored_events e WHERE e.job_id = j.id AND e.move = 'cancel'
         ORDER BY e.id DESC LIMIT 1) END AS cancelled_by
@@ -111,7 +104,7 @@ class News:
 
     state: JobState
     queued_at: datetime
-    withdrawn: Mapping[str, str]
+    withdrawn: Mapping[str, str | None]
     bot: str | None
 
     @property
@@ -132,7 +125,7 @@ class Ended:
     payload: Mapping[str, Any]
     result: str | None
     bot: str | None
-    withdrawn: Mapping[str, str]
+    withdrawn: Mapping[str, str | None]
     cancelled_by: str | None
 
 

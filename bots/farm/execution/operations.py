@@ -14,7 +14,7 @@ from leasehold.states import JobState
 from leasehold.wire import escaped
 
 from bots.farm.execution.endings import Endings
-from bots.farm.execution.jobs import OWN, WITHDRAWN, Found, News
+from bots.farm.execution.jobs import OWN, Found, News
 from bots.farm.execution.outcome import STAGES
 from bots.farm.execution.streams import operation
 from bots.farm.identity import DoorCaller, Identity
@@ -23,7 +23,7 @@ from bots.farm.settings import METADATA
 from bots.farm.storage.upstream import parsed
 from bots.gateway.workers import WorkerPool
 from schema.postgres.connection import Connection
-from schema.postgres.fragments import DESCRIBED
+from schema.postgres.fragments import DESCRIBED, WITHDRAWN_SUBMISSIONS
 from schema.postgres.statements import Row, Statement
 
 #: Operations of a page: unless a caller says how many, and at most.
@@ -70,7 +70,7 @@ def _page(*, described: bool) -> Statement:
             few=_DESCRIBED if described else "true",
             job_has=_HAS.format("job_metadata", "job_id", "j.id") if described else "true",
             follower_has=_HAS.format("submission_metadata", "submission", "f.public_id") if described else "true",
-            withdrawn=WITHDRAWN,
+            withdrawn=WITHDRAWN_SUBMISSIONS,
         )
     )
 

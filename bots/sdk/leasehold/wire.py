@@ -90,7 +90,7 @@ def load_zone(name: str) -> "ZoneInfo":
     from zoneinfo import ZoneInfo
 
     if name not in zone_names():
-        # Not among EST and the like, of which each resembles another.
+        # Zones without a place, such as EST, are left out: nearly every misspelt word resembles one of them.
         meant = suggestion(name[:60], [known for known in zone_names() if "/" in known])
         raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'{meant}")
     try:

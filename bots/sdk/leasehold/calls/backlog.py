@@ -57,8 +57,8 @@ class Backlog:
     ) -> Records:
         """Call a route for jobs in parts of at most `size`, and join the answers.
 
-        ended: reads the states of ids. A Conflict of their part then means that all of them had ended before; it is
-        raised only if it is the answer to all parts. Without this it always is.
+        ended: reads the states of ids, for a route that answers Conflict if all jobs of a part had ended before. The
+        states are then the answer of that part, unless all parts are answered so. Without it a Conflict is raised.
         """
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []
