@@ -98,7 +98,17 @@ class Node(BaseModel):
     arguments: str | None = Field(default=None, description="of a task's call, cut; unset = it calls no task")
 
 
+class FailedNode(BaseModel):
+    node: int
+    job: UUID | None = Field(description="null: it ended long ago and was deleted")
+    state: str
+    reason: str | None
+
+
 class Graph(GraphRow):
+    first_failed: FailedNode | None = Field(
+        description="the node that failed or died first, else the one that was cancelled first; null = none was"
+    )
     page: list[Node] = Field(description="nodes by number; the next page is `after` the last")
 
 

@@ -341,6 +341,14 @@ CROSS JOIN LATERAL (
     SELECT callback, outcome FROM graph_nodes n WHERE n.graph = s.graph ORDER BY n.node_no DESC LIMIT 1) k
 """
 GRAPH = Statement(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
+# The node that failed or died first, else the one that was cancelled first; a callback that had nothing to do is none.
+FIRST_FAILED = Statement("""
+SELECT n.node_no AS node, j.public_id AS job, n.outcome AS state, j.reason
+FROM graph_nodes n
+LEFT JOIN LATERAL (SELECT public_id, reason, finished_at FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
+WHERE n.graph = :graph AND n.outcome <> 'succeeded' AND (n.callback = 'failed' AND n.outcome = 'cancelled') IS NOT TRUE
+ORDER BY n.outcome = 'cancelled', j.finished_at, n.node_no LIMIT 1
+""")
 
 BY_ID = Statement(f"""
 SELECT g.id, g.public_id FROM graphs g JOIN instances i ON i.id = g.instance
@@ -395,8 +403,11 @@ def find_graph(
 
 
 def graph(connection: Connection, row_id: int) -> dict[str, Any]:
-    """One graph, with the number of its nodes in each state."""
-    return dict(connection.execute(GRAPH, {"graph": row_id}).mappings().one())
+    """One graph, with the number of its nodes in each state, and the first of them that did not succeed."""
+    found = dict(connection.execute(GRAPH, {"graph": row_id}).mappings().one())
+    has_failed = found["failed"] or found["dead"] or found["cancelled"]
+    first = connection.execute(FIRST_FAILED, {"graph": row_id}).mappings().one_or_none() if has_failed else None
+    return found | {"first_failed": first and dict(first)}
 
 
 def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:

@@ -237,7 +237,8 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
     state = GraphState.of(found)
     bad = state.nodes - state.succeeded - state.needless
     if bad:
-        raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed")
+        first = "" if state.first_failed is None else f"; the first: {output.plain(str(state.first_failed))}"
+        raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed{first}")
 
 
 def _title(count: str) -> str:
@@ -246,7 +247,7 @@ def _title(count: str) -> str:
 
 
 def _print_graph(found: Record) -> None:
-    callback = found.get("callback")
+    callback, first = found.get("callback"), GraphState.of(found).first_failed
     facts: list[tuple[str, Any]] = [
         ("graph", found["id"]),
         ("name", found["name"]),
@@ -256,6 +257,7 @@ def _print_graph(found: Record) -> None:
         ("callback", callback and f"if {callback}: {found['callback_outcome'] or 'waits'}"),
         ("missing", ", ".join(map(str, found["missing"][:20]))),
         *((_title(name), readable.figure(found[name]) if found[name] else None) for name in _COUNTS),
+        ("first failed", first and output.plain(str(first))),
     ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:

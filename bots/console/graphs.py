@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError
+from leasehold.graphs import GraphState
 
 from bots.console.graph_drawing import Drawing, name_of
 from bots.console.parts import Cell, Facts, Line, Table, node
@@ -107,6 +108,8 @@ def show_graph(view: View, id: str) -> None:
         known = {name: graph[name] for name in ("name", "id", "instance", "priority", "nodes", "edges", *STATES)}
         known |= {"can never run": graph["blocked_forever"]}
         cells = {"state": Cell(graph["state"]), "submitted": ago(graph["created_at"])}
+        if (first := GraphState.of(graph).first_failed) is not None:
+            cells["first failed"] = Cell(text(str(first)), first.job and f"/jobs/{first.job}")
         facts.show(cells | {key: Cell(text(value)) for key, value in known.items()})
         nodes.show([(str(one["node"]), node_cells(one)) for one in graph["page"]])
 

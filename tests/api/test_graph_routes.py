@@ -199,10 +199,30 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
         call("graph", "wait", "@last")
     call("graph", "cancel", "build")
     assert f"{graph} cancelled, 3 jobs cancelled or asked to stop\n" in capsys.readouterr().out
-    with pytest.raises(LeaseholdError, match="3 of 3 nodes did not succeed"):
+    with pytest.raises(
+        LeaseholdError, match=r"3 of 3 nodes did not succeed; the first: node 1, job [0-9a-f-]+, is cancelled: "
+    ):
         call("graph", "wait", graph)
     with pytest.raises(NotFound):
         call("graph", "show", "nobody")
+
+
+@pytest.mark.usefixtures("commanding")
+def test_the_first_node_that_failed_is_named_with_why(pool: Pool, operator: httpx.Client, tmp_path: Path) -> None:
+    """Not one that was cancelled because of it, whatever its number, nor a callback that has nothing to do."""
+    nodes = [
+        {"node": 1, "command": ["true"], "after": [{"node": 3, "on_failure": "cancel"}]},
+        {"node": 2, "command": ["true"], "after": [{"node": 3, "on_failure": "run"}]},
+        {"node": 3, "command": ["false"]},
+    ]
+    file = written(tmp_path / "g.json", {"name": "g", "nodes": nodes, "callback": {"command": ["true"]}})
+    call("graph", "submit", str(file))
+    assert operator.get("/v1/graphs/g").json()["first_failed"] is None
+    bot = pool.bot()
+    (work,) = pool.given(bot)
+    bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
+    failed = {"node": 3, "job": work["job"], "state": "failed", "reason": "exit code 3"}
+    assert operator.get("/v1/graphs/g").json()["first_failed"] == failed
 
 
 def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def test_a_graph_runs_in_its_order(leasehold_pool: Pool) -> None:
     assert repr(taken) == f"SubmittedGraph(name='build', id='{taken.id}', nodes=2)"
     assert (state.state, state.succeeded, state.failed, state.all_succeeded) == ("finished", 1, 1, False)
     assert taken.results()[tell].text == "told\n"
+    assert str(state.first_failed) == f"node 0, job {taken.jobs[build].id}, is failed: exit code 1"
 
 
 def test_the_fixture_is_there_only_where_it_is_asked_for(tmp_path: Path) -> None:

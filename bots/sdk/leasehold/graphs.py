@@ -38,12 +38,27 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailedNode:
+    """A node that failed, died or was cancelled, by its number. job: None if it was deleted. reason: why, if known."""
+
+    node: int
+    job: str | None
+    state: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        job = "" if self.job is None else f", job {self.job},"
+        return f"node {self.node}{job} is {self.state}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphState:
     """How many nodes of a graph are in each state.
 
     state: `active`; `stalled`, if no node can run any more; `finished`, `cancelled` or `replaced`.
     blocked_forever: blocked nodes that can never run. active: nodes that are leased to bots or running. needless: among
-    the cancelled ones, callbacks for failures of a graph in which there was none: 0 or 1.
+    the cancelled ones, callbacks for failures of a graph in which there was none: 0 or 1. first_failed: the node that
+    failed or died first, else the one that was cancelled first; None if none was.
     """
 
     id: str
@@ -60,6 +75,7 @@ class GraphState:
     cancelled: int
     dead: int
     needless: int = 0
+    first_failed: FailedNode | None = None
 
     @property
     def all_succeeded(self) -> bool:
@@ -70,8 +86,9 @@ class GraphState:
     def of(cls, record: Record) -> "GraphState":
         """Return the state of a graph as the gateway shows it."""
         needless = record.get("callback") == "failed" and record["callback_outcome"] == "cancelled"
-        counts = {each.name: record[each.name] for each in fields(cls) if each.name != "needless"}
-        return cls(**counts, needless=int(needless))
+        counts = {each.name: record[each.name] for each in fields(cls) if each.name not in ("needless", "first_failed")}
+        first = record.get("first_failed")  # a gateway of an older version does not tell it
+        return cls(**counts, needless=int(needless), first_failed=first and FailedNode(**first))
 
 
 class GraphRequest:

@@ -267,7 +267,11 @@ def of_graphs() -> dict[str, Any]:
     summed = leasehold.chord([add.s([Decimal(n)]) for n in (1, 2, 3)], add.s(Decimal(10))).defer()
     failing = leasehold.chain(half.s(8, 0), half.s(2)).defer()
     return {
-        "state": {**vars(state), "id": ""},
+        "state": {
+            **vars(state),
+            "id": "",
+            "first_failed": state.first_failed and {**vars(state.first_failed), "job": ""},
+        },
         "ends": [each["result"] for each in ends],
         "nodes": [(each["node"], each["state"]) for each in pool.client.graphs.nodes(taken.id)],
         "chained": chained.result(ENDS),

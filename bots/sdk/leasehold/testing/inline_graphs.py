@@ -44,8 +44,17 @@ class InlineGraph:
             "blocked_forever": len(stuck),
             "active": sum(job.thread is not None for job in self.jobs.values()),
             **told,
+            "first_failed": self._first_failed(),
             "page": [{"node": node, "job": self.jobs[node].id, "state": str(self.jobs[node].state)} for node in nodes],
         }
+
+    def _first_failed(self) -> Record | None:
+        """Return the node that failed or died first, else the one that was cancelled first."""
+        bad = [(node, job) for node, job in self.jobs.items() if job.state in _BAD]
+        if not bad:
+            return None
+        node, job = min(bad, key=lambda each: (each[1].state is JobState.CANCELLED, each[1].finished_at))
+        return {"node": node, "job": job.id, "state": str(job.state), "reason": job.reason}
 
     def _stuck(self) -> set[int]:
         """Return the nodes that can never run: those that wait for a failed one, and whatever waits for these."""
