@@ -19,6 +19,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 from leasehold import wire
@@ -62,6 +63,8 @@ class TaskLauncher(Launcher):
         self.limit = most
         self._lookahead = Lookahead()
         self._sources = selectors.DefaultSelector()
+        #: What reads each of the sources, by its descriptor.
+        self._handlers: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count(1)
         self._guarding = threading.Lock()
         self._new: list[TaskRun] = []
@@ -93,7 +96,7 @@ class TaskLauncher(Launcher):
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        self._sources.register(self._woken, selectors.EVENT_READ, self._take_new)
+        self._watch(self._woken.fileno(), self._take_new)
         self._thread = threading.Thread(target=self._work, name="tasks", daemon=True)
 
     def open(self) -> str:
@@ -188,9 +191,9 @@ class TaskLauncher(Launcher):
     def _serve(self) -> None:
         while not self._closing:
             for key, _ in self._sources.select(self._delay()):
-                handler: Callable[[], None] = key.data
                 # A handler before it may have closed this source, and another may have its number.
-                if self._sources.get_map().get(key.fd) is key:
+                handler = self._handlers.get(key.fd)
+                if handler is not None and handler is key.data:
                     handler()
             self._full = False
             for run in list(self._timed):
@@ -202,6 +205,17 @@ class TaskLauncher(Launcher):
             self._assign()
             if self._queued > len(self._children):
                 clock.sleep(_GLANCE)
+
+    def _watch(self, source: int, handler: Callable[[], None]) -> None:
+        """Let the handler read from this descriptor, unless one does already."""
+        if source not in self._handlers:
+            self._handlers[source] = handler
+            self._sources.register(source, selectors.EVENT_READ, handler)
+
+    def _ignore(self, source: int) -> None:
+        """Read no more from this descriptor, which is still open."""
+        if self._handlers.pop(source, None) is not None:
+            self._sources.unregister(source)
 
     def _delay(self) -> float | None:
         """Return the seconds until there is something to do without a message; None = no such time."""
@@ -360,8 +374,7 @@ class TaskLauncher(Launcher):
         run.after = None
         pipe = run.pipe
         assert pipe is not None
-        if pipe.reader not in self._sources.get_map():
-            self._sources.register(pipe.reader, selectors.EVENT_READ, lambda: self._read_output(pipe, child))
+        self._watch(pipe.reader, partial(self._read_output, pipe, child))
         if waits:
             self._queued += 1
         else:
@@ -402,7 +415,7 @@ class TaskLauncher(Launcher):
         if pipe.run is not None and data:
             pipe.run.output.write(data)
             return
-        self._sources.unregister(pipe.reader)
+        self._ignore(pipe.reader)
         if pipe.run is None:
             # Somebody writes who has no call, and shall not write into the output of the next one.
             child.pipes.remove(pipe)
@@ -442,8 +455,7 @@ class TaskLauncher(Launcher):
     def _drop_pipe(self, run: TaskRun, child: WarmChild, *, reusable: bool) -> None:
         reader = run.drop_pipe(reusable=reusable, child=child)
         if reader is not None:
-            if reader in self._sources.get_map():
-                self._sources.unregister(reader)
+            self._ignore(reader)
             os.close(reader)
 
     def _end(self, run: TaskRun, child: WarmChild, end: Callable[[], None], *, quiet: bool, reusable: bool) -> None:
@@ -487,8 +499,8 @@ class TaskLauncher(Launcher):
                 self._failed(f"its process cannot be started: {error}")
                 return
             self._children.append(child)
-            self._sources.register(child.control, selectors.EVENT_READ, lambda child=child: self._listen(child))
-            self._sources.register(child.channel, selectors.EVENT_READ, lambda child=child: self._read_all(child))
+            self._watch(child.control.fileno(), partial(self._listen, child))
+            self._watch(child.channel.fileno(), partial(self._read_all, child))
 
     def _read(self, child: WarmChild) -> bool:
         """Read a message of a child; return False if there is none, now or ever."""
@@ -500,7 +512,7 @@ class TaskLauncher(Launcher):
             case CallEnd():
                 self._hear_end(child, message)
             case None:
-                self._sources.unregister(child.channel)
+                self._ignore(child.channel.fileno())
                 # What can tell of no end any more would hold its calls for ever.
                 child.ask_to_die()
                 return False
@@ -582,7 +594,7 @@ class TaskLauncher(Launcher):
 
     def _read_all(self, child: WarmChild) -> None:
         """Read everything that a child has said."""
-        if child.channel in self._sources.get_map():
+        if child.channel.fileno() in self._handlers:
             while self._read(child):
                 pass
 
@@ -597,10 +609,8 @@ class TaskLauncher(Launcher):
 
     def _remove(self, child: WarmChild) -> None:
         self._recall(child)
-        sources: list[socket.socket | int] = [child.control, child.channel, *(pipe.reader for pipe in child.pipes)]
-        for source in sources:
-            if source in self._sources.get_map():
-                self._sources.unregister(source)
+        for source in (child.control.fileno(), child.channel.fileno(), *(pipe.reader for pipe in child.pipes)):
+            self._ignore(source)
         self._children.remove(child)
         runs, end = list(child.runs.values()), child.end
         for run in runs:
