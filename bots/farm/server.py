@@ -99,6 +99,9 @@ class Door:
         address = listen(server, settings)
         polls, endings, watches, builds, sessions, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
+        with suppress(Exception):
+            # Builds that have begun at other doors, or before this one was started again.
+            await builds.write()
         await server.start()
         on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
         loops = [asyncio.create_task(each.run()) for each in (watches, builds) if each is not None]
@@ -129,7 +132,7 @@ class Door:
             upstream, workers, jobs, polls, self._settings, metrics=self.metrics, address=address, why=self._why
         )
         watches = None if abandoned is None else Watches(workers, seconds=abandoned, sync=timing.sync)
-        builds = Builds(workers)
+        builds = Builds(workers, earlier_first=self._settings.earlier_build_first)
         execution = Execution(
             upstream,
             endings,

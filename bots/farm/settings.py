@@ -136,6 +136,8 @@ class FarmSettings(BaseModel):
     abandoned_seconds: seconds after which an action is withdrawn whose client has gone, as most do at Ctrl-C. A
         client that has only lost its connection comes back sooner. It goes on for others who want it. Unset: it goes
         on.
+    earlier_build_first: of the builds of an instance that have clients, all but the one that began first stand one step
+        of priority behind what their clients ask for. So its new actions go before theirs that wait.
     metadata: which of the build's facts that clients tell are kept with each job, to find and cancel all of a build.
     blob_calls: calls for blobs and results that are passed on at once; more wait. Doubling it doubles the memory that
         they may need, at most 6 MiB each.
@@ -173,6 +175,7 @@ class FarmSettings(BaseModel):
     staging_seconds: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT)
     queue_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     abandoned_seconds: float | None = Field(default=None, ge=10, le=86_400)
+    earlier_build_first: bool = False
     metadata: tuple[Told, ...] = METADATA
     blob_calls: int = Field(default=128, ge=1, le=100_000)
     properties: PropertyPolicy = Field(default_factory=PropertyPolicy)

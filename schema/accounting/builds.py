@@ -3,7 +3,7 @@
 The jobs of a build have the invocation as metadata. What came from the cache has no job, so it is counted here alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schema.postgres.connection import Connection
@@ -22,6 +22,11 @@ ON CONFLICT (instance, invocation) DO UPDATE SET
     tool = CASE WHEN excluded.tool = '' THEN b.tool ELSE excluded.tool END, seen_at = excluded.seen_at
 """)
 
+_FIRST = Statement("""
+SELECT DISTINCT ON (b.instance) i.name AS instance, b.invocation FROM builds b JOIN instances i ON i.id = b.instance
+WHERE b.seen_at > now() - make_interval(secs => :within) ORDER BY b.instance, b.began_at, b.invocation
+""")
+
 
 @dataclass
 class Asked:
@@ -36,6 +41,11 @@ class Asked:
     cached: int = 0
     joined: int = 0
     made: int = 0
+
+
+def first(connection: Connection, *, within: float) -> Mapping[str, str]:
+    """Return, by instance, the invocation of the build that began first, of those seen within so many seconds."""
+    return {row.instance: row.invocation for row in connection.execute(_FIRST, {"within": within})}
 
 
 def count(connection: Connection, builds: Sequence[tuple[str, str, Asked]], *, now: float) -> None:

@@ -5,7 +5,7 @@ name, at the same door after a restart or at any other.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -85,11 +85,11 @@ class Execution:
         job = actions.request(
             wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=kept
         )
-        found = await self._submitted(caller, wanted, job)
+        found = await self._submitted(caller, wanted, job, behind=self._builds.behind(instance, told))
         answer = "new" if found.created else "joined"
         is_over = self._metrics.answered(answer, told)
         self._builds.note(instance, told, answer)
-        async for each in self._followed(found, digest):
+        async for each in self._followed(found, digest, told):
             yield each
         is_over()
 
@@ -98,7 +98,7 @@ class Execution:
         caller = await self._identity.caller(context)
         name = parsed(remote_execution_pb2.WaitExecutionRequest, request, "request").name
         found = await self._found(caller, name)
-        async for each in self._followed(found, None):
+        async for each in self._followed(found, None, metadata(context.invocation_metadata() or ())):
             yield each
 
     async def get(self, name: str, caller: DoorCaller) -> bytes:
@@ -139,14 +139,19 @@ class Execution:
             await self._endings.response(job)
         return await cached_result(self._upstream, lookup)
 
-    async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest) -> Found:
-        """Submit the job of an action, or join the one that runs it already."""
+    async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest, *, behind: int) -> Found:
+        """Submit the job of an action, or join the one that runs it already.
+
+        behind: steps by which it is less urgent than its client wants.
+        """
         if not caller.may_use_priority(job.priority):
             raise Forbidden(
                 f"execution_policy.priority: this token may not be more urgent than {caller.priority_ceiling}"
             )
         if wanted.command is not None:
             await self._upstream.write(wanted.command)
+        if behind:
+            job = job.model_copy(update={"priority": min(job.priority + behind, PRIORITY_MAX)})
         return await self._jobs.submit(job, caller, partial(actions.reserved, wanted=wanted))
 
     async def _found(self, caller: DoorCaller, name: str) -> Found:
@@ -156,10 +161,10 @@ class Execution:
             raise no_operation(name)
         return found
 
-    async def _followed(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
-        """Yield what `_watched` does, and let the submission count meanwhile."""
+    async def _followed(self, found: Found, digest: Digest | None, told: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Yield what `_watched` does, and let the submission and its build count meanwhile."""
         watching = nullcontext() if self._watches is None else self._watches.watching(found.id)
-        with self._metrics.waiting(), watching:
+        with self._metrics.waiting(), self._builds.waiting(found.instance, told), watching:
             async for each in self._watched(found, digest):
                 yield each
         if self._watches is not None:
