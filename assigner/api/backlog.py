@@ -85,7 +85,7 @@ async def hold(request: Request, body: Annotated[HoldRequest, Read], caller: Cal
 
         ids, following = _chosen(connection, caller, body, named, {JobState.QUEUED})
         found = _act_on_each(connection, caller, "jobs.hold", ids, act, reason=reason, details=audited(body))
-        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in ids], next=following)
+        return models.HeldAnswer(jobs=[_held_answer("hold", given, found) for given in ids], next=following)
 
     answer: models.HeldAnswer = await request.app.state.run(work)
     return answer
@@ -102,7 +102,7 @@ async def release(request: Request, body: Annotated[HoldRequest, Read], caller: 
 
         ids, following = _chosen(connection, caller, body, named, {JobState.PARKED})
         found = _act_on_each(connection, caller, "jobs.release", ids, act, reason=reason, details=audited(body))
-        return models.HeldAnswer(jobs=[_held_answer(given, found) for given in ids], next=following)
+        return models.HeldAnswer(jobs=[_held_answer("release", given, found) for given in ids], next=following)
 
     answer: models.HeldAnswer = await request.app.state.run(work)
     return answer
@@ -137,11 +137,17 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
         jobs = []
         for given in ids:
             job = found.get(given)
+            if job is None:
+                jobs.append(models.RequeuedJob(id=given, state=None, job=None, changed=False))
+                continue
             jobs.append(
-                models.RequeuedJob(id=given, state=None, job=None, changed=False)
-                if job is None
-                else models.RequeuedJob(
-                    id=given, state=job.state, job=job.successor, changed=job.changed, left_out=job.left_out
+                models.RequeuedJob(
+                    id=given,
+                    state=job.state,
+                    job=job.successor,
+                    changed=job.changed,
+                    left_out=job.left_out,
+                    why=_why("requeue", given, job, is_repeated=job.successor not in (None, job.public_id)),
                 )
             )
         return models.RequeueAnswer(jobs=jobs, next=following)
@@ -209,8 +215,12 @@ async def reschedule(
         jobs = []
         for each in ids:
             job = found.get(each)
-            state, starts_at, changed = (job.state, job.starts_at, job.changed) if job else (None, None, False)
-            jobs.append(models.RescheduledJob(id=each, state=state, starts_at=starts_at, changed=changed))
+            if job is None:
+                jobs.append(models.RescheduledJob(id=each, state=None, starts_at=None, changed=False))
+                continue
+            why = _why("reschedule", each, job, is_shared=job.is_shared)
+            told = {"id": each, "state": job.state, "starts_at": job.starts_at, "changed": job.changed, "why": why}
+            jobs.append(models.RescheduledJob.model_validate(told))
         return models.RescheduleAnswer(jobs=jobs, next=following)
 
     answer: models.RescheduleAnswer = await request.app.state.run(work)
@@ -237,8 +247,12 @@ def _named(
     jobs = []
     for given in ids:
         job = found.get(given)
-        state, now, changed = (job.state, job.priority, job.changed) if job else (None, None, False)
-        jobs.append(models.PrioritisedJob(id=given, state=state, priority=now, changed=changed))
+        if job is None:
+            jobs.append(models.PrioritisedJob(id=given, state=None, priority=None, changed=False))
+            continue
+        why = _why("priority", given, job, is_shared=job.priority != body.priority)
+        told = {"id": given, "state": job.state, "priority": job.priority, "changed": job.changed, "why": why}
+        jobs.append(models.PrioritisedJob.model_validate(told))
     count = sum(job.changed for job in set(found.values()))
     return models.PriorityAnswer(jobs=jobs, changed=count, more=following is not None, next=following)
 
@@ -295,9 +309,29 @@ def _act_on_each(
     return {given: done[job] for given, job in known.items() if job in done}
 
 
-def _held_answer(given: str, found: Mapping[str, HoldResult]) -> models.HeldJob:
+def _held_answer(act: routing.Act, given: str, found: Mapping[str, HoldResult]) -> models.ChangedJob:
     job = found.get(given)
-    return models.HeldJob(id=given, state=job.state if job else None, changed=bool(job and job.changed))
+    if job is None:
+        return models.ChangedJob(id=given, state=None, changed=False)
+    return models.ChangedJob(id=given, state=job.state, changed=job.changed, why=_why(act, given, job))
+
+
+def _why(
+    act: routing.Act,
+    given: str,
+    job: HoldResult | Requeued | Prioritised | Rescheduled,
+    *,
+    is_shared: bool = False,
+    is_repeated: bool = False,
+) -> str | None:
+    """Return why the act did not change the job, None if it did. is_shared: a waiting job is one that others share."""
+    if job.changed:
+        return None
+    if is_repeated:
+        return "it was queued again before"
+    if is_shared and job.state in (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED):
+        return "others share it, and only operators change such jobs"
+    return routing.left_alone(act, given, str(job.state))
 
 
 def _reason(given: str) -> str | None:

@@ -167,27 +167,26 @@ class SelectedAnswer(BaseModel):
     next: str | None = Field(default=None, description="`cursor` of the call for the next jobs; null = there are none")
 
 
-class CancelledJob(BaseModel):
+class ChangedJob(BaseModel):
     id: str
     state: str | None = Field(description="state after the call; null = there is no such job")
     changed: bool = Field(description="true: this call changed the job; a finished job keeps its result")
+    why: str | None = Field(
+        default=None,
+        exclude_if=lambda why: why is None,
+        description="why the call left the job as it is, and what would do it; unset = it changed the job",
+    )
 
 
 class CancelAnswer(SelectedAnswer):
-    jobs: list[CancelledJob]
-
-
-class HeldJob(BaseModel):
-    id: str
-    state: str | None = Field(description="state after the call; null = there is no such job")
-    changed: bool = Field(description="true: this call changed the job")
+    jobs: list[ChangedJob]
 
 
 class HeldAnswer(SelectedAnswer):
-    jobs: list[HeldJob]
+    jobs: list[ChangedJob]
 
 
-class RequeuedJob(HeldJob):
+class RequeuedJob(ChangedJob):
     job: str | None = Field(
         description="job that will run now: a new job for a final one, else the same; null = the job succeeded"
     )
@@ -198,7 +197,7 @@ class RequeueAnswer(SelectedAnswer):
     jobs: list[RequeuedJob]
 
 
-class PrioritisedJob(HeldJob):
+class PrioritisedJob(ChangedJob):
     priority: int | None = Field(description="priority after the call")
 
 
@@ -212,7 +211,7 @@ class PriorityAnswer(SelectedAnswer):
     )
 
 
-class RescheduledJob(HeldJob):
+class RescheduledJob(ChangedJob):
     starts_at: datetime | None = Field(description="earliest start after the call; unset = it may start now")
 
 

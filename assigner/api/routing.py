@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Path, Request
 from leasehold import wire
@@ -128,10 +128,43 @@ def read_output(
     return work
 
 
-def cancelled_answer(given: str, found: Cancelled | None) -> models.CancelledJob:
+def cancelled_answer(given: str, found: Cancelled | None) -> models.ChangedJob:
     if found is None:
-        return models.CancelledJob(id=given, state=None, changed=False)
-    return models.CancelledJob(id=given, state=found.state, changed=found.changed)
+        return models.ChangedJob(id=given, state=None, changed=False)
+    why = None if found.changed else left_alone("cancel", given, str(found.state))
+    return models.ChangedJob(id=given, state=found.state, changed=found.changed, why=why)
+
+
+#: An act that changes jobs of some states only.
+Act = Literal["cancel", "hold", "release", "requeue", "priority", "reschedule"]
+
+
+def left_alone(act: Act, id: str, state: str) -> str:
+    """Return why an act left a job of this state as it is, and what would do what was meant."""
+    match JobState(state):
+        case JobState.CANCELLED:
+            return "it is cancelled"
+        case JobState.SUCCEEDED | JobState.FAILED | JobState.DEAD:
+            return "it has ended"
+        case JobState.CANCELLING:
+            return "its bot is asked to stop it"
+        case JobState.LEASED | JobState.RUNNING:
+            return f"a bot has it; `leasehold cancel {id}` stops it"
+        case JobState.DEFERRED:
+            return "it is out of the queue until fewer jobs wait"
+        case JobState.PARKED if act == "hold":
+            return "it is held already"
+        case JobState.BLOCKED if act == "hold":
+            put_off = f"`leasehold reschedule {id} --in 1h` puts off its start"
+            return f"it waits for nodes before it, and only queued jobs are held; {put_off}"
+        case _ if act == "priority":
+            return "it has this priority already"
+        case _ if act == "reschedule":
+            return "it has this start already"
+        case _ if act == "requeue":
+            return f"it waits already; `leasehold explain {id}` says for what"
+        case _:
+            return f"it is not held; `leasehold explain {id}` says what it waits for"
 
 
 def audit_act(

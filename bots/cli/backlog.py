@@ -250,4 +250,7 @@ def _start(job: Record) -> str:
 
 
 def _unchanged(job: Record) -> str:
-    return "" if job["changed"] else " (unchanged)"
+    if job["changed"]:
+        return ""
+    why = job.get("why")  # a gateway of an older version does not say it
+    return f" (unchanged: {output.plain(why)})" if why else " (unchanged)"

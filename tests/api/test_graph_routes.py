@@ -208,6 +208,25 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("commanding")
+def test_acts_that_leave_a_blocked_node_say_why_and_what_would_do_it(
+    operator: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = operator.post("/v1/graphs", json=GRAPH).json()["nodes"][1]["id"]
+    instead = f"`leasehold reschedule {blocked} --in 1h` puts off its start"
+    for act, why in (
+        (["hold"], f"it waits for nodes before it, and only queued jobs are held; {instead}"),
+        (["release"], f"it is not held; `leasehold explain {blocked}` says what it waits for"),
+        (["requeue"], f"it waits already; `leasehold explain {blocked}` says for what"),
+        (["priority", "0"], "it has this priority already"),
+        (["reschedule", "--now"], "it has this start already"),
+    ):
+        call(*act, blocked)
+        assert capsys.readouterr().out.endswith(f" (unchanged: {why})\n"), act
+    call("reschedule", blocked, "--in", "1h")
+    assert "(unchanged" not in capsys.readouterr().out, "what hold proposes does it"
+
+
+@pytest.mark.usefixtures("commanding")
 def test_the_first_node_that_failed_is_named_with_why(pool: Pool, operator: httpx.Client, tmp_path: Path) -> None:
     """Not one that was cancelled because of it, whatever its number, nor a callback that has nothing to do."""
     nodes = [

@@ -417,7 +417,9 @@ def test_what_a_lost_bot_had_sent_can_be_read_when_the_job_runs_again(
 def test_a_cancelled_submission_is_shown_so_while_the_job_goes_on(operator: httpx.Client, database: Database) -> None:
     job, joined = submitted(operator, SHARED, SHARED)
     assert cancel(operator, job).json()["jobs"] == [{"id": job, "state": "cancelled", "changed": True}]
-    assert cancel(operator, job).json()["jobs"] == [{"id": job, "state": "cancelled", "changed": False}]
+    assert cancel(operator, job).json()["jobs"] == [
+        {"id": job, "state": "cancelled", "changed": False, "why": "it is cancelled"}
+    ]
     mine, theirs = (operator.get(f"/v1/jobs/{each}").json() for each in (job, joined))
 
     reason = "cancelled; the job goes on for others who share it"

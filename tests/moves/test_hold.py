@@ -127,7 +127,12 @@ def test_holding_over_the_wire_is_listed_counted_and_audited(operator: httpx.Cli
     assert operator.get("/v1/status").json()["jobs"] == {"parked": 1, "queued": 1}
     assert operator.post("/v1/jobs/release", json={"ids": [one, two]}).json()["jobs"] == [
         {"id": one, "state": "queued", "changed": True},
-        {"id": two, "state": "queued", "changed": False},
+        {
+            "id": two,
+            "state": "queued",
+            "changed": False,
+            "why": f"it is not held; `leasehold explain {two}` says what it waits for",
+        },
     ]
     assert {"jobs.hold", "jobs.release"} <= set(audited(database))
     assert operator.post("/v1/jobs/hold", json={"ids": ["nonsense"]}).status_code == 404
@@ -140,10 +145,13 @@ def test_holding_over_the_wire_is_listed_counted_and_audited(operator: httpx.Cli
 def test_commands_tell_what_became(
     stands: Gateway, capsys: pytest.CaptureFixture[str], command: str, state: str
 ) -> None:
-    answers = [{"id": ONE, "state": state, "changed": True}, {"id": OTHER, "state": "running", "changed": False}]
+    answers = [
+        {"id": ONE, "state": state, "changed": True},
+        {"id": OTHER, "state": "running", "changed": False, "why": "a bot has it"},
+    ]
     stands.script = in_turn(Answer({"jobs": answers}))
     call(command, ONE, OTHER, ONE, "--reason", "why")
-    assert capsys.readouterr().out == f"{ONE} {state}\n{OTHER} running (unchanged)\n"
+    assert capsys.readouterr().out == f"{ONE} {state}\n{OTHER} running (unchanged: a bot has it)\n"
     assert stands.paths() == [f"POST /v1/jobs/{command}"]
     assert stands.asked[0].body == {"ids": [ONE, OTHER], "reason": "why"}
     stands.script = in_turn(Answer({"jobs": [answers[0] | {"changed": False}]}))

@@ -172,7 +172,8 @@ def test_only_an_operator_changes_a_job_that_others_share(operator: httpx.Client
     with served.client(served.token("submitter", instance="ci")) as http:
         for one in (leader, follower):
             (told,) = http.post("/v1/jobs/priority", json={"priority": 5, "ids": [one]}).json()["jobs"]
-            assert told == {"id": one, "state": "queued", "changed": False, "priority": 0}
+            why = "others share it, and only operators change such jobs"
+            assert told == {"id": one, "state": "queued", "changed": False, "why": why, "priority": 0}
         for filtered in ({"label": "x"}, {"instance": "ci"}):
             answer = http.post("/v1/jobs/priority", json={"priority": 5} | filtered).json()
             assert (answer["changed"], answer["more"]) == ("label" in filtered, False)

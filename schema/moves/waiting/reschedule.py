@@ -16,12 +16,14 @@ from schema.predicates import PAUSED_UNTIL
 @dataclass(frozen=True)
 class Rescheduled:
     """What a change of the start found: the job's state, None if there is no such job to see, and the time at which it
-    may start at the earliest, None if that is past or if the job does not wait."""
+    may start at the earliest, None if that is past or if the job does not wait. `is_shared`: the caller may not change
+    it, because several submissions share it."""
 
     public_id: str
     state: str | None
     starts_at: datetime | None
     changed: bool
+    is_shared: bool = False
 
 
 # A job that waits already keeps its age when it may start at once. One whose bot was lost may still run there: it never
@@ -70,7 +72,7 @@ WITH found AS MATERIALIZED (
 ), told AS (
     SELECT wake('jobs') FROM moved WHERE state = 'queued' HAVING count(*) > 0
 )
-SELECT j.id, j.state, c.id IS NOT NULL AS changed, (SELECT count(*) FROM told) AS woken,
+SELECT j.id, j.state, c.id IS NOT NULL AS changed, d.id IS NULL AS is_shared, (SELECT count(*) FROM told) AS woken,
     CASE WHEN c.id IS NOT NULL THEN c.after
         WHEN j.state = 'blocked' THEN d.of_node
         WHEN j.state IN ('queued', 'parked') THEN nullif(j.schedule_after, {PAUSED_UNTIL}) END
@@ -111,5 +113,5 @@ def reschedule(
         elif row is None:
             answers.append(Rescheduled(public_id, None, None, changed=False))
         else:
-            answers.append(Rescheduled(public_id, row.state, row.starts_at, changed=row.changed))
+            answers.append(Rescheduled(public_id, row.state, row.starts_at, row.changed, row.is_shared))
     return answers
