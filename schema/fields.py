@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
-from leasehold.errors import MAX_TOLD, BadInput
+from leasehold.errors import BadInput
 from leasehold.wire import NAME_FORM, escaped, suggestion
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -115,7 +115,7 @@ def first_error(error: ValidationError) -> tuple[str, str]:
 
 
 def first_errors(document: Any, place: str, most: int, validate: Callable[[Any], object]) -> list[dict[str, Any]]:
-    """Return the first error of each of the first wrong items of a list of the document, at most `MAX_TOLD`.
+    """Return the first error of each wrong item of a list of the document.
 
     place: the name of the list, of which `most` items are looked at. validate: raises ValidationError for a wrong item.
     """
@@ -127,6 +127,4 @@ def first_errors(document: Any, place: str, most: int, validate: Callable[[Any],
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             found.append({**first, "loc": (place, index, *first["loc"])})
-            if len(found) == MAX_TOLD:
-                break
     return found

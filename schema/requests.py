@@ -737,7 +737,7 @@ class GraphRequest(BaseModel):
 
     @classmethod
     def each_error(cls, document: Any) -> list[dict[str, Any]]:
-        """Return the first error of each of the first wrong nodes of a graph, at most `MAX_TOLD`."""
+        """Return the first error of each wrong node of a graph."""
         return first_errors(document, "nodes", MAX_GRAPH_NODES, lambda each: NodeRequest.model_validate(flat(each)))
 
     @property

@@ -41,7 +41,7 @@ class SubmitRequest(RequestModel):
 
     @classmethod
     def each_error(cls, document: Any) -> list[dict[str, Any]]:
-        """Return the first error of each of the first refused jobs of a body, at most `MAX_TOLD`."""
+        """Return the first error of each refused job of a body."""
         return first_errors(document, "jobs", wire.MAX_BATCH, lambda each: JobRequest.model_validate(flat(each)))
 
 
@@ -64,7 +64,7 @@ def normalised_requests(
     """Return the requests in the form that `moves.submit` takes.
 
     estimate: estimates the cost of jobs that give none. default_level: service level of jobs without level and class.
-    Raises BadInput with the job and the field of up to `MAX_TOLD` of them, Forbidden of the first.
+    Raises BadInput with the job and the field of each that is refused, Forbidden of the first.
     """
     if default_level is not None:
         jobs = [job.with_service_level(default_level) for job in jobs]

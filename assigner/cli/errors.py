@@ -31,7 +31,11 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return _complain(_told(error), code=1)
     except BadInput as error:
         _complain(_told(error), code=2)
-        return max((_complain(str(other), code=2) for other in error.others), default=2)
+        for other in error.others:
+            _complain(str(other), code=2)
+        if error.more:
+            tell(f"and {error.more:,} more")
+        return 2
     except (NotFound, Conflict, Unauthorised) as error:
         return _complain(_told(error), code=2)
     except NotReady as error:

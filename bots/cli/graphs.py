@@ -212,8 +212,7 @@ def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
         found = GraphRequest.each_error(document) or error.errors(include_url=False, include_input=False)[:1]
         raise BadInput.of([_wrong(document, each["loc"], each["msg"], file=file.name) for each in found]) from None
     except BadInput as refused:
-        wrong = [(each.field.split("."), each.reason) for each in (refused, *refused.others)]
-        raise BadInput.of([_wrong(document, place, said, file=file.name) for place, said in wrong]) from None
+        raise refused.each(lambda each: _wrong(document, each.field.split("."), each.reason, file=file.name)) from None
     return document
 
 

@@ -51,7 +51,7 @@ def check(request: Request) -> Request:
 
 
 def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
-    """Read the requests in a file of JSON lines; skip blank lines. Raises BadInput with file and line of up to 10."""
+    """Read the requests in a file of JSON lines; skip blank lines. Raises BadInput with file and line of each."""
     lines = ((number, raw) for number, raw in enumerate(source, start=1) if raw.strip())
     found = check_each(lambda line: _read_line(line[1], f"{name}:{line[0]}"), lines)
     if not found:
@@ -78,7 +78,7 @@ def place_in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> Ba
     """Turn the gateway's refusal into one that names file and line instead of the place in the request."""
     if not refused.others:
         return _in_file(refused, numbers, name=name)
-    return BadInput.of([_in_file(each, numbers, name=name) for each in (refused, *refused.others)])
+    return refused.each(lambda each: _in_file(each, numbers, name=name))
 
 
 def _in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> BadInput:

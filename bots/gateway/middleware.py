@@ -19,7 +19,7 @@ from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from leasehold import wire
-from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
+from leasehold.errors import MAX_TOLD, BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.datastructures import QueryParams
@@ -60,7 +60,8 @@ class BodyReader:
             each_error = getattr(self.model, "each_error", None)
             found = [] if each_error is None else each_error(document)
             found = found or error.errors(include_url=False, include_input=False, include_context=False)[:1]
-            raise Invalid([self._placed(each) for each in found]) from None
+            told = [self._placed(each) for each in found[:MAX_TOLD]]
+            raise Invalid([*told, *found[MAX_TOLD:]]) from None  # of these only the number is told
 
     def _placed(self, error: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**error, "loc": ("body", *error["loc"]), "msg": error["msg"] + misspelt(self.model, error)}

@@ -49,6 +49,7 @@ class Problem(BaseModel):
     errors: list[RefusedField] | None = Field(
         default=None, description="if several jobs are refused: the first error of each of them, at most 10"
     )
+    more: int | None = Field(default=None, description="how many further jobs or nodes are refused, beside `errors`")
 
 
 class Refused(LeaseholdError):
@@ -84,9 +85,13 @@ def problem(
     field: str | None = None,
     code: str | None = None,
     errors: Sequence[tuple[str, str]] = (),
+    more: int = 0,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Make a response with one problem document. errors: each refused field with its detail, if there are several."""
+    """Make a response with one problem document. errors: each refused field with its detail, if there are several.
+
+    more: how many further ones there are.
+    """
     title = _TITLES.get(status, "error")
     body: dict[str, Any] = {
         "type": f"urn:leasehold:{code or title.replace(' ', '-')}",
@@ -100,6 +105,8 @@ def problem(
         body["code"] = code
     if len(errors) > 1:
         body["errors"] = [{"field": each, "detail": said} for each, said in errors]
+    if more:
+        body["more"] = more
     return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
@@ -109,7 +116,7 @@ def from_error(error: BaseException) -> Response | None:
     match error:
         case BadInput():
             told = [(each.field, str(each)) for each in (error, *error.others)]
-            return problem(400, detail, field=error.field, errors=told)
+            return problem(400, detail, field=error.field, errors=told, more=error.more)
         case Refused():
             headers = {"Connection": "close"} if error.status == 413 else None
             return problem(error.status, detail, field=error.field, headers=headers)
@@ -189,7 +196,7 @@ def field_of(location: Sequence[int | str]) -> str:
 def _invalid(errors: Sequence[Any]) -> Response:
     told = [_refusal(each) for each in errors[:MAX_TOLD]]
     field, detail = told[0]
-    return problem(422, detail, field=field, errors=told)
+    return problem(422, detail, field=field, errors=told, more=max(0, len(errors) - MAX_TOLD))
 
 
 def _refusal(error: Mapping[str, Any]) -> tuple[str, str]:

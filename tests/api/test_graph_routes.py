@@ -109,7 +109,8 @@ def test_what_is_no_graph_is_refused_with_its_place_and_not_written(served: Serv
         assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
     for status, wrong in ((422, {"command": []}), (400, {"command": ["x"], "key": "k"})):
         answer = operator.post("/v1/graphs", json=GRAPH | {"nodes": [{"node": n, **wrong} for n in range(12)]})
-        assert (answer.status_code, len(answer.json()["errors"])) == (status, 10), answer.text
+        told = answer.json()
+        assert (answer.status_code, len(told["errors"]), told["more"]) == (status, 10, 2), answer.text
     assert counts(served.database) == before
 
 
@@ -282,12 +283,16 @@ def test_a_file_that_holds_no_graph_is_refused_with_its_place(file: Path, pool: 
         ([], f"{file}: "),
         (with_node(after=["x"]), f"{file}: nodes.0.after.0 (node 1): "),
         (with_node(key="k"), f"{file}: nodes.0.key (node 1): "),
-        ({"name": "g", "nodes": [{"node": n, "command": []} for n in (1, 2)]}, f"{file}: nodes.0.command (node 1): "),
+        (
+            {"name": "g", "nodes": [{"node": n, "command": []} for n in range(1, 13)]},
+            f"{file}: nodes.0.command (node 1): ",
+        ),
     ):
         with pytest.raises(BadInput) as refused:
             call("graph", "submit", str(written(file, broken)))
         assert said in str(refused.value)
-    assert [each.field for each in refused.value.others] == [f"{file}: nodes.1.command (node 2)"]
+    assert [each.field for each in refused.value.others[:1]] == [f"{file}: nodes.1.command (node 2)"]
+    assert (len(refused.value.others), refused.value.more) == (9, 2)
     assert pool.row("SELECT count(*) AS n FROM audit WHERE action = 'graphs.submit'").n == 0
 
 

@@ -56,6 +56,7 @@ def test_over_http_by_the_place_in_the_batch(refusals: Refusals, operator: httpx
         assert [each["field"].split(".")[1] for each in told["errors"]] == [str(place) for place in range(1, 11)]
         assert all(each["detail"].startswith(f"{each['field']}: ") for each in told["errors"])
         assert said in told["detail"] == told["errors"][0]["detail"]
+        assert told["more"] == 2
     assert operator.post("/v1/jobs", json={"jobs": []}).json()["field"] == "jobs"
     assert operator.post("/v1/jobs", json={"jobs": [JOB] * 10_001}).status_code == 422
     assert counts(database) == before

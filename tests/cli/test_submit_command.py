@@ -59,8 +59,9 @@ def test_bad_lines_are_named_and_nothing_is_submitted(
     path.write_text('{"command": ["a"]}\n' + f"{line}\n" * 12)
     assert errors.run(cli, ["submit", "--file", str(path)]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert [each.split(": ")[1] for each in told] == [f"{path}:{number}" for number in range(2, 12)]
-    assert all(reason in each for each in told)
+    assert [each.split(": ")[1] for each in told[:-1]] == [f"{path}:{number}" for number in range(2, 12)]
+    assert all(reason in each for each in told[:-1])
+    assert told[-1] == "and 2 more"
     path.write_text("\n\n")
     with pytest.raises(BadInput, match="holds no job"):
         call("submit", "--file", str(path))
@@ -79,6 +80,11 @@ def test_what_only_the_gateway_refuses_is_told_by_file_and_line(stands: Gateway,
     stands.script = in_turn(Answer({**refused[0], "status": 400, "errors": refused}, 400))
     with pytest.raises(BadInput) as several:
         call("submit", "--file", str(path))
+    assert several.value.more == 0
+    stands.script = in_turn(Answer({**refused[0], "status": 400, "errors": refused, "more": 7}, 400))
+    with pytest.raises(BadInput) as several:
+        call("submit", "--file", str(path))
+    assert several.value.more == 7
     assert [str(each) for each in (several.value, *several.value.others)] == [
         f"{path}:{line}: env: is wrong" for line in (2, 4)
     ]

@@ -23,23 +23,30 @@ class BadInput(LeaseholdError):
     """A value that was refused before anything was written.
 
     `field`: path of the value in the caller's request. `reason`: one clause without a full stop. `others`: what else of
-    the same request was refused, as far as it was looked for; together at most `MAX_TOLD`.
+    the same request was refused, as far as it was looked for; together at most `MAX_TOLD`. `more`: how many further
+    jobs, lines or nodes were refused, beside these.
     """
 
-    def __init__(self, field: str, reason: str, *, others: Sequence["BadInput"] = ()) -> None:
+    def __init__(self, field: str, reason: str, *, others: Sequence["BadInput"] = (), more: int = 0) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
         self.others = tuple(others)
+        self.more = more
 
     @classmethod
-    def of(cls, refused: Sequence["BadInput"]) -> "BadInput":
-        """Make one error of the first `MAX_TOLD` of these."""
-        return cls(refused[0].field, refused[0].reason, others=refused[1:MAX_TOLD])
+    def of(cls, refused: Sequence["BadInput"], *, more: int = 0) -> "BadInput":
+        """Make one error of the first `MAX_TOLD` of these; the others are counted, with `more`."""
+        more += max(0, len(refused) - MAX_TOLD)
+        return cls(refused[0].field, refused[0].reason, others=refused[1:MAX_TOLD], more=more)
+
+    def each(self, change: Callable[["BadInput"], "BadInput"]) -> "BadInput":
+        """Return the same refusals, each changed."""
+        return BadInput.of([change(each) for each in (self, *self.others)], more=self.more)
 
     def renamed(self, name: Callable[[str], str]) -> "BadInput":
         """Return the same refusals with other paths."""
-        return BadInput.of([BadInput(name(each.field), each.reason) for each in (self, *self.others)])
+        return self.each(lambda each: BadInput(name(each.field), each.reason))
 
 
 A = TypeVar("A")
@@ -47,18 +54,20 @@ B = TypeVar("B")
 
 
 def check_each(check: Callable[[A], B], given: Iterable[A]) -> list[B]:
-    """Return what `check` makes of each. Raises one BadInput of those that it refuses, the first `MAX_TOLD` of them."""
+    """Return what `check` makes of each. Raises one BadInput of those that it refuses."""
     found: list[B] = []
     refused: list[BadInput] = []
+    more = 0
     for each in given:
         try:
             found.append(check(each))
         except BadInput as error:
-            refused.append(error)
-            if len(refused) == MAX_TOLD:
-                break
+            if len(refused) < MAX_TOLD:
+                refused.append(error)
+            else:
+                more += 1
     if refused:
-        raise BadInput.of(refused)
+        raise BadInput.of(refused, more=more)
     return found
 
 

@@ -459,7 +459,8 @@ def _refusal(answer: Answer) -> LeaseholdError:
             errors = problem.get("errors")
             others = [_refused(each) for each in errors[1:MAX_TOLD]] if isinstance(errors, list) else []
             first = _refused(problem | {"detail": detail})
-            return BadInput(first.field, first.reason, others=others)
+            more = problem.get("more")
+            return BadInput(first.field, first.reason, others=others, more=more if isinstance(more, int) else 0)
         case 401:
             return Unauthorised(detail)
         case 403:
