@@ -15,8 +15,9 @@ from assigner.admission.controller import AdmissionController, AdmissionMemory
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
 from schema import clock
-from schema.accounting import accounts, rates
+from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import Account
+from schema.accounting.counters import Settlement
 from schema.fleet import success
 from schema.moves import preempt as preempt_moves
 from schema.moves.end import AttemptEnd, Verdict, end
@@ -38,7 +39,7 @@ from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support import filling
 from tests.support import pool as pools
-from tests.support.plans import Acts, filled, measured_acts
+from tests.support.plans import Acts, filled, measured_acts, watching
 from tests.support.servers import Databases
 
 BATCH = 10
@@ -69,7 +70,7 @@ def ending(held: Held, verdict: Verdict) -> Callable[[Connection], object]:
 # Jobs that wait at gates. Few queues with many jobs each: where there are many queues, a statement that reads all jobs
 # is seldom chosen.
 
-GATED, TENANTS, RANKS = 8_000, 2, 21
+GATED, TENANTS, RANKS, ENDED = 8_000, 2, 21, 1_000
 
 
 def request(number: int) -> dict[str, Any]:
@@ -110,6 +111,18 @@ def fill_gated(connection: Connection) -> None:
     submit(connection, [request(number) for number in range(GATED)], actor="test")
     for _ in range(10):
         start(connection)
+
+
+def fill_ended(connection: Connection) -> None:
+    """Some gated jobs run in a pool that keeps many jobs which have ended."""
+    filling.fill_queues(connection, instances=TENANTS, kinds=["free"])
+    filling.fill_bots(connection, {"free": BATCH}, capacity=4)
+    filling.fill_jobs(connection, ENDED, instances=TENANTS, kinds=["free"], state="succeeded")
+    for number in range(TENANTS):
+        account = Account(weight=number + 1.0, budget=1e9, max_concurrent=GATED)
+        accounts.put_account(connection, f"i-{number}", account, actor="test")
+    submit(connection, [request(5 * number) for number in range(BATCH)], actor="test")
+    start(connection)
 
 
 def gated(connection: Connection) -> Acts:
@@ -286,3 +299,19 @@ def test_a_statement_reads_rows_in_proportion_to_its_batch_only(databases: Datab
         worst = max(plan.touched for plan in watch.plans) if name == "gates" else watch.touched
         assert worst <= case.bounds.get(act, case.bound), f"{act}, {knowledge}: {watch}"
     assert measured.findings == [] or name == "counts"
+
+
+def test_ends_of_gated_jobs_read_only_these_also_by_a_plan_that_was_made_in_an_empty_pool(
+    databases: Databases, template: str
+) -> None:
+    """Its function keeps the plans of its statements, each with the sizes that its tables had."""
+    with filled(databases, template, TABLES) as database, database.connect(kept_plans=True) as early:
+        counters.settle(early, [Settlement(1, 1, {}, None, True)])
+        early.commit()
+        database.run(fill_ended)
+        held = held_of(early, 0)
+        assert len(held) == BATCH
+        with watching(early, nested=True) as watch:
+            ending(held, Verdict.SUCCEEDED)(early)
+        worst = max(watch.plans, key=lambda plan: plan.touched)
+        assert worst.touched <= 20 * BATCH, worst

@@ -23,7 +23,9 @@ BEGIN
         SELECT g.job_id, g.taken, g.final, g.usage AS reported, i.report_ceilings, c.usage, i.name AS instance,
             round(greatest((c.usage->>coalesce(a.unit, 'cost'))::numeric,
                 CASE WHEN a.unit = 'seconds' THEN g.seconds END), 6) AS cost
-        FROM gone g JOIN jobs j ON j.id = g.job_id JOIN instances i ON i.id = j.instance
+        FROM gone g
+        CROSS JOIN LATERAL (SELECT instance FROM jobs WHERE id = g.job_id OFFSET 0) j
+        JOIN instances i ON i.id = j.instance
         LEFT JOIN accounts a ON a.instance = j.instance
         CROSS JOIN LATERAL (SELECT CASE WHEN i.report_ceilings IS NULL THEN g.usage
             ELSE counted_usage(g.usage, i.report_ceilings) END AS usage) c
@@ -66,7 +68,8 @@ BEGIN
     IF cuts IS NOT NULL THEN
         INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
             SELECT j.id, 'cut_report', j.state, j.state, j.fence, 'settle', c - 'job'
-            FROM jsonb_array_elements(cuts) c JOIN jobs j ON j.id = (c->>'job')::bigint
+            FROM jsonb_array_elements(cuts) c
+            CROSS JOIN LATERAL (SELECT id, state, fence FROM jobs WHERE id = (c->>'job')::bigint OFFSET 0) j
             ORDER BY j.id, c->>'unit' COLLATE "C";
     END IF;
 END $$;
