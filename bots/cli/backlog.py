@@ -153,7 +153,7 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
 
 @click.command()
 @choosing
-@click.option("--at", metavar="TIME", help="Start at this time: 2026-12-01T10:00+01:00, '2026-12-01 10:00', or 10:00.")
+@click.option("--at", metavar="TIME", help=f"Start at this time: {times.EXAMPLES}.")
 @click.option("--in", "delay", metavar="DURATION", help="Start after this time from now, such as 90m; 45 is seconds.")
 @click.option("--now", is_flag=True, help="Start at once.")
 @_reason
@@ -173,6 +173,8 @@ def reschedule(
     seconds = 0.0 if now else None if delay is None else times.seconds(delay, option="--in")
     with caller.client() as client, acting(client, chosen) as jobs:
         answers = client.backlog.reschedule(jobs, schedule_after=starts, delay=seconds, reason=reason)
+    if starts is not None and not caller.json:
+        tell(times.of_start(starts))
     _print_results(caller, answers, _start)
 
 

@@ -205,7 +205,7 @@ def retry_policy(given: Iterable[str]) -> dict[str, Any]:
 _RETRY = ("base", "factor", "cap", "jitter")
 RETRY = "base, factor, cap, jitter, exception or exit_code"
 #: What a time and a duration of a command may look like.
-AT = "10:00 is the next one; without an offset: of this machine's zone"
+AT = f"{times.EXAMPLES}; without an offset: of this machine's zone"
 IN = "such as 90m or 1h30m; a number alone is seconds"
 
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import IO, Any
 
 import click
@@ -11,11 +10,10 @@ from leasehold.client import Client, Job
 from leasehold.errors import KEY_TAKEN, BadInput, Conflict
 
 from bots.cli import options as option_helpers
-from bots.cli import output
+from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.jobs import print_plan
 from bots.cli.waiting import NAMED, finish_file, follow_command
-from schema import clock
 from schema.readable import plural, tell
 
 
@@ -100,7 +98,7 @@ def submit(
             taken = _submit_file(client, jobs, lines) if file else [client.submit_one(jobs[0])]
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
-                tell(_told_of_start(jobs[0]["schedule_after"]))
+                tell(times.of_start(jobs[0]["schedule_after"]))
             if file is None and not job.created and jobs[0].get("dedup_key") and not caller.json:
                 tell(f"no new job: a job with this key is there already: `leasehold show {job.id}`")
             if job.advice is not None:
@@ -154,11 +152,6 @@ def _named(refused: BadInput, lines: Sequence[int], file: IO[bytes] | None) -> B
     if file is None:
         return option_helpers.as_option(refused)
     return option_helpers.place_in_file(refused, lines, name=file.name)
-
-
-def _told_of_start(at: str) -> str:
-    is_past = datetime.fromisoformat(at).timestamp() < clock.wall()
-    return f"{at} is past: the job may start at once" if is_past else f"starts at {at} at the earliest"
 
 
 def _print_plans(found: Sequence[Mapping[str, Any]], lines: Sequence[int], *, caller: Caller) -> None:

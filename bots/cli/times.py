@@ -1,4 +1,4 @@
-"""Times and durations as people give them to a command: `10:00`, `2026-12-01 10:00`, `90m`."""
+"""Times and durations as people give them to a command: `10:00`, `tomorrow 10:00`, `2026-12-01 10:00`, `90m`."""
 
 import os
 import re
@@ -15,6 +15,12 @@ from schema import clock, validation
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 #: A zone given by its rules, as CET-1CEST.
 _RULE = re.compile(r"(<[^>]{3,}>|[A-Za-z]{3,})[+-]?\d")
+_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
+#: Days by their distance from today, and by their place in the week, also by their first three letters.
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+#: How times are given; what is told with an option and with a refusal.
+EXAMPLES = "10:00, 'tomorrow 10:00', 'monday 09:30' or '2026-12-01 10:00'"
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])\s*")
 
 
@@ -52,14 +58,15 @@ def seconds(text: str, *, option: str) -> float:
 def moment(text: str, *, option: str, is_past: bool = False) -> str:
     """Return a time with its offset, in ISO 8601.
 
-    Without an offset the time is one of this machine's zone. Without a day it is the next one, or the last one if it
-    `is_past`. Raises BadInput for what is no time, for one that a change of the clock skips, and for one that it
-    repeats, which needs an offset.
+    Without an offset the time is one of this machine's zone. The day is a date, today, tomorrow, yesterday or a day of
+    the week. Without a day, and on a day of the week, it is the next such time, or the last one if it `is_past`. Raises
+    BadInput for what is no time, for a day of these words without a time, for one that a change of the clock skips, and
+    for one that it repeats, which needs an offset.
     """
     try:
         return _moment(text, is_past=is_past).isoformat()
     except ValueError as error:
-        why = str(error) if isinstance(error, _Unclear) else "is not a time, such as '2026-12-01 10:00' or 10:00"
+        why = str(error) if isinstance(error, _Unclear) else f"is not a time, such as {EXAMPLES}"
         raise BadInput(option, f"'{escaped(text, 60)}' {why}") from None
 
 
@@ -68,14 +75,36 @@ class _Unclear(ValueError):
 
 
 def _moment(text: str, *, is_past: bool) -> datetime:
-    if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
-        now = datetime.fromtimestamp(clock.wall(), UTC).astimezone().replace(tzinfo=None)
-        found = datetime.combine(now, time.fromisoformat(text))
-        if is_past:
-            return _here(found if found <= now else found - timedelta(days=1))
-        return _here(found if found > now else found + timedelta(days=1))
+    day, _, rest = text.strip().lower().rpartition(" ")
+    day = day.strip()
+    if (at := _CLOCK.fullmatch(rest)) and (not day or _days_on(day) is not None):
+        return _here(_on(day, time(int(at[1]), int(at[2]), int(at[3] or 0)), is_past=is_past))
+    if not day and _days_on(rest) is not None:
+        raise _Unclear(f"needs a time of day, such as '{rest} 10:00'")
     found = datetime.fromisoformat(text)
     return found if found.tzinfo is not None else _here(found)
+
+
+def _days_on(day: str) -> tuple[int, int] | None:
+    """Return how far on the first such day is, and after how many days it comes again, 0 = never; None = it is none."""
+    if day in _DAYS:
+        return _DAYS[day], 0
+    nth = next((nth for nth, name in enumerate(_WEEKDAYS) if day in (name, name[:3])), None)
+    return None if nth is None else ((nth - _now().weekday()) % 7, 7)
+
+
+def _on(day: str, at: time, *, is_past: bool) -> datetime:
+    """Return this time of the clock on such a day, or of any day: the next one, or the last one if it `is_past`."""
+    days, again = (_days_on(day) if day else None) or (0, 1)
+    now = _now()
+    found = datetime.combine(now + timedelta(days), at)
+    if is_past and found > now:
+        return found - timedelta(again)
+    return found + timedelta(0 if is_past or found > now else again)
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(clock.wall(), UTC).astimezone().replace(tzinfo=None)
 
 
 def _check_zone() -> None:
@@ -97,3 +126,9 @@ def _here(naive: datetime) -> datetime:
     if first.utcoffset() != second.utcoffset():
         raise _Unclear(f"is there twice here: give {first.isoformat()} or {second.isoformat()}")
     return first
+
+
+def of_start(at: str) -> str:
+    """Return the sentence that tells an earliest start with its offset."""
+    is_past = datetime.fromisoformat(at).timestamp() < clock.wall()
+    return f"{at} is past: the job may start at once" if is_past else f"starts at {at} at the earliest"

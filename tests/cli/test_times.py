@@ -47,11 +47,44 @@ def test_a_time_is_one_of_this_machines_zone_unless_it_has_an_offset(berlin: Non
 
 
 @pytest.mark.parametrize(
+    ("given", "next_one", "last_one"),
+    [  # on Thursday, 2 July 2026, at 13:30
+        ("13:31", "07-02T13:31", "07-01T13:31"),
+        ("9:30", "07-03T09:30", "07-02T09:30"),
+        ("today 10:00", "07-02T10:00", "07-02T10:00"),
+        ("Tomorrow  10:00", "07-03T10:00", "07-03T10:00"),
+        ("yesterday 10:00", "07-01T10:00", "07-01T10:00"),
+        ("monday 09:30", "07-06T09:30", "06-29T09:30"),
+        ("Thu 13:31", "07-02T13:31", "06-25T13:31"),
+        ("thursday 13:30", "07-09T13:30", "07-02T13:30"),
+    ],
+)
+def test_a_day_may_be_a_word(
+    berlin: None, monkeypatch: pytest.MonkeyPatch, given: str, next_one: str, last_one: str
+) -> None:
+    monkeypatch.setattr("bots.cli.times.clock.wall", lambda: datetime(2026, 7, 2, 11, 30, tzinfo=UTC).timestamp())
+    assert times.moment(given, option="--at") == f"2026-{next_one}:00+02:00"
+    assert times.moment(given, option="--at", is_past=True) == f"2026-{last_one}:00+02:00"
+
+
+def test_a_word_for_a_day_is_refused_where_the_clock_is_changed(berlin: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bots.cli.times.clock.wall", lambda: datetime(2026, 3, 28, 11, tzinfo=UTC).timestamp())
+    for given in ("tomorrow 02:30", "sunday 02:30", "02:30"):
+        with pytest.raises(BadInput, match="is skipped by a change of the clock here"):
+            times.moment(given, option="--at")
+    assert times.moment("tomorrow 03:30", option="--at") == "2026-03-29T03:30:00+02:00"
+
+
+@pytest.mark.parametrize(
     ("given", "why"),
     [
         ("2026-03-29 02:30", "is skipped by a change of the clock here"),
         ("2026-10-25 02:30", r"is there twice here: give 2026-10-25T02:30:00\+02:00 or 2026-10-25T02:30:00\+01:00"),
-        ("tomorrow", "is not a time, such as"),
+        ("tomorrow", "needs a time of day, such as 'tomorrow 10:00'$"),
+        ("mon", "needs a time of day, such as 'mon 10:00'$"),
+        ("noon", "is not a time, such as 10:00, 'tomorrow 10:00', 'monday 09:30' or '2026-12-01 10:00'$"),
+        ("tomorrow 25:00", "is not a time, such as"),
+        ("someday 10:00", "is not a time, such as"),
         ("25:00", "is not a time, such as"),
         ("2026-02-30 10:00", "is not a time, such as"),
     ],
@@ -59,6 +92,18 @@ def test_a_time_is_one_of_this_machines_zone_unless_it_has_an_offset(berlin: Non
 def test_a_time_that_there_is_not_or_twice_is_refused(berlin: None, given: str, why: str) -> None:
     with pytest.raises(BadInput, match=f"--at: '{given}' {why}"):
         times.moment(given, option="--at")
+
+
+@pytest.mark.usefixtures("no_pool_of_our_own", "berlin")
+def test_a_changed_start_is_told_with_its_offset(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.cli.times.clock.wall", lambda: datetime(2026, 7, 2, 11, 30, tzinfo=UTC).timestamp())
+    job = {"id": "01a22923-0000-7000-8000-000000000001", "state": "queued", "starts_at": "2026-07-03T08:00:00Z"}
+    stands.script = in_turn(Answer({"jobs": [job | {"changed": True}], "next": None}))
+    assert errors.run(cli, ["reschedule", job["id"], "--at", "tomorrow 10:00"]) == 0
+    assert capsys.readouterr().err == "starts at 2026-07-03T10:00:00+02:00 at the earliest\n"
+    assert stands.asked[0].body["schedule_after"] == "2026-07-03T10:00:00+02:00"
 
 
 @pytest.mark.parametrize("zone", ["Europ/Berlin", "nowhere"])
@@ -88,7 +133,12 @@ def test_times_of_filters_are_of_this_machines_zone_unless_they_say_another(
     for given, last in (("13:30", "2026-07-02T13:30:00+02:00"), ("13:31", "2026-07-01T13:31:00+02:00")):
         assert errors.run(cli, ["list", "--ended-after", given]) == 0
         assert datetime.fromisoformat(stands.asked[-1].query["ended_after"]) == datetime.fromisoformat(last)
-    none = "is not a time, such as '2026-12-01 10:00' or 10:00"
-    for given, said in (("yesterday", none), ("2026-13-01", none), ("2027-03-28 02:30", "is skipped by a change")):
+    none = "is not a time, such as 10:00, 'tomorrow 10:00', 'monday 09:30' or '2026-12-01 10:00'"
+    for given, said in (
+        ("lately", none),
+        ("yesterday", "needs a time of day, such as 'yesterday 10:00'"),
+        ("2026-13-01", none),
+        ("2027-03-28 02:30", "is skipped by a change"),
+    ):
         assert errors.run(cli, ["list", "--ended-after", given]) == 2
         assert f"error: --ended-after: '{given}' {said}" in capsys.readouterr().err
