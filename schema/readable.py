@@ -91,6 +91,17 @@ def moment(time: str | datetime, *, local: bool | None = None) -> str:
     return f"{here:%Y-%m-%d %H:%M:%S}{parts} {here:%Z}"
 
 
+def tick(time: str | datetime) -> str:
+    """Return the tick of a schedule with the offset that it is given with, which is that of the schedule's zone.
+
+    On a terminal as `2026-03-01 13:00 +01:00`, otherwise in ISO 8601.
+    """
+    at = datetime.fromisoformat(time) if isinstance(time, str) else time
+    if not sys.stdout.isatty():
+        return at.isoformat().replace("+00:00", "Z")
+    return f"{at:%Y-%m-%d %H:%M} {at.isoformat()[-6:]}"
+
+
 def number(value: float, *, digits: int = 6) -> str:
     """Return a number with so many significant digits, without an exponent unless it is far too small or large."""
     text = f"{value:.{digits}g}"

@@ -3,6 +3,7 @@
 A schedule belongs to an instance. Operators may use all of them, a submitter those of its instance.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -168,7 +169,7 @@ async def list_schedules(
 
     def work(connection: Connection) -> ScheduleList:
         rows = schedules.schedules(connection, instances=wanted, after=last, limit=limit)
-        return ScheduleList(schedules=[ScheduleRow.model_validate(row) for row in rows])
+        return ScheduleList(schedules=[ScheduleRow.model_validate(_in_its_zone(row)) for row in rows])
 
     found: ScheduleList = await request.app.state.run(work)
     return found
@@ -182,7 +183,7 @@ async def show(request: Request, name: ScheduleName, caller: Caller, instance: I
     def work(connection: Connection) -> Schedule:
         row = schedules.schedule(connection, of, name)
         routing.audit_access(connection, caller, "schedule.read", subject=f"{of}/{name}")
-        return Schedule.model_validate(row | {"job": row["request"]})
+        return Schedule.model_validate(_in_its_zone(row) | {"job": row["request"]})
 
     found: Schedule = await request.app.state.run(work)
     return found
@@ -203,7 +204,7 @@ async def put(
         submission.check_points(connection, [sample], caller, place="job")
         made = schedule_changes.put_schedule(connection, of, name, terms, author=author)
         row = schedules.schedule(connection, of, name)
-        return SetSchedule.model_validate(row | {"created": made})
+        return SetSchedule.model_validate(_in_its_zone(row) | {"created": made})
 
     done: SetSchedule = await state.run(work)
     return done
@@ -223,7 +224,8 @@ async def plan(
         submission.check_points(connection, [sample], caller, place="job")
         now = schedule_changes.read_now(connection)
         terms.next_tick(now)
-        ticks = list(islice(cron.ticks_after(terms.cron, terms.zone, now), TICKS))
+        zone = validation.load_zone(terms.zone)
+        ticks = [tick.astimezone(zone) for tick in islice(cron.ticks_after(terms.cron, terms.zone, now), TICKS)]
         return PlannedSchedule(name=name, instance=of, exists=schedules.exists(connection, of, name), ticks=ticks)
 
     found: PlannedSchedule = await state.run(work)
@@ -243,7 +245,8 @@ async def enable(
 
     def work(connection: Connection) -> SetSchedule:
         schedule_changes.enable_schedule(connection, of, name, enabled=body.enabled, actor=caller.actor)
-        return SetSchedule.model_validate(schedules.schedule(connection, of, name) | {"created": False})
+        row = schedules.schedule(connection, of, name)
+        return SetSchedule.model_validate(_in_its_zone(row) | {"created": False})
 
     done: SetSchedule = await request.app.state.run(work)
     return done
@@ -282,7 +285,9 @@ async def apply(request: Request, body: Annotated[ApplyRequest, Read], caller: C
             connection, wanted, instances=caller.instances, prune=body.prune, author=author
         )
         schedule_changes.refuse_owned(done, source=source)
-        return AppliedSchedules(schedules=[AppliedRow.model_validate(vars(each)) for each in done])
+        zones = {(each.instance, each.name): each.terms.zone for each in wanted}
+        rows = [vars(each) | {"zone": zones.get((each.instance, each.name), "UTC")} for each in done]
+        return AppliedSchedules(schedules=[AppliedRow.model_validate(_in_its_zone(row)) for row in rows])
 
     answer: AppliedSchedules = await state.run(work)
     return answer
@@ -307,6 +312,16 @@ async def run(
 
     done: StartedRun = await state.callers.call(lambda: submission.run_keyed(state.database, work, keyed=True))
     return done
+
+
+def _in_its_zone(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a schedule with its ticks in its zone, of which the answer shows the offset."""
+    try:
+        zone = validation.load_zone(row["zone"])
+    except ValueError:
+        return dict(row)  # this machine no longer knows the zone: the ticks stay in UTC
+    ticks = {name: row[name].astimezone(zone) for name in ("next_tick", "last_tick") if row.get(name) is not None}
+    return {**row, **ticks}
 
 
 def _instance(given: str | None, caller: Principal) -> str:

@@ -129,7 +129,7 @@ def _planned(caller: Caller, found: Record, job: Record) -> None:
     would = "would be replaced" if found["exists"] else "would be made"
     output.line(f"{found['name']} of {found['instance']} {would}; its next ticks: ", "")
     for tick in found["ticks"]:
-        output.line("  ", output.moment(tick))
+        output.line("  ", readable.tick(tick))
     _print_facts(_job_facts(job))
 
 
@@ -185,7 +185,7 @@ def _following(done: "AppliedSchedule") -> str:
         case _ if done.next_tick is None:
             return ", disabled"
         case _:
-            return f"; the next tick is {output.moment(done.next_tick.isoformat())}"
+            return f"; the next tick is {readable.tick(done.next_tick)}"
 
 
 @schedule.command("list")
@@ -219,8 +219,8 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
                 each["name"],
                 each["cron"],
                 each["zone"],
-                output.moment(each["next_tick"]) if each["next_tick"] else _disabled(each),
-                output.moment(each["last_tick"]),
+                readable.tick(each["next_tick"]) if each["next_tick"] else _disabled(each),
+                readable.tick(each["last_tick"]) if each["last_tick"] else "-",
                 *readable.short_ids([each["last_job"] or "-"]),
                 output.state(each["last_state"]) if each["last_state"] else "-",
                 each["left_out"],
@@ -269,7 +269,9 @@ def _fact(field: str, value: Any) -> str:
             return "yes" if value else "no"
         case int() | float():
             return readable.figure(value)
-        case str() if field.endswith(("_at", "_tick")):
+        case str() if field.endswith("_tick"):
+            return readable.tick(value)
+        case str() if field.endswith("_at"):
             return output.moment(value)
         case list() if field == "command":
             return shlex.join(value)
@@ -333,7 +335,7 @@ def _told(caller: Caller, done: Record, verb: str) -> None:
     if caller.json:
         output.print_json(done)
         return
-    following = f"; the next tick is {output.moment(done['next_tick'])}" if done["next_tick"] else ", disabled"
+    following = f"; the next tick is {readable.tick(done['next_tick'])}" if done["next_tick"] else ", disabled"
     click.echo(output.plain(f"{done['name']} is {verb}{following if verb != 'disabled' else ''}"))
 
 
