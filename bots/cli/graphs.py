@@ -16,6 +16,7 @@ from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
+from bots.cli.watching import Named, shown, watch_option
 from schema import fields, readable, validation
 from schema.readable import FAILED, LAST, Column, Group, plural, table, tell
 from schema.requests import GraphRequest
@@ -89,25 +90,21 @@ def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None
 @click.option(
     "--nodes", type=click.IntRange(0, MAX_NODES), default=50, show_default=True, help="The most nodes to show."
 )
+@watch_option
 @caller_options
-def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
+def show(caller: Caller, /, id: str, instance: str | None, nodes: int, watch: float | None) -> None:
     """Show one graph, by its id or name, and its nodes.
 
     @last is the graph that this token has submitted last, @failed the last of these with a node that failed or died.
     The other commands on a graph know these words, too.
     """
-    with caller.client() as client:
-        found = client.graphs.show(id, instance=instance, nodes=nodes)  # the gateway knows @last, too
-    if caller.json:
-        output.print_json(found)
-        return
-    _print_graph(found)
-    if found["page"]:
-        click.echo()
-        _list_nodes(found["page"])
-        left = found["nodes"] - len(found["page"])
-        if left:
-            click.echo(f"and {left} more")
+    named = Named(id, find=_whole)
+
+    def look(client: Client) -> None:
+        found = client.graphs.show(named.of(client), instance=instance, nodes=nodes)
+        output.print_json(found) if caller.json else _print_graph_and_nodes(found)
+
+    shown(caller, watch, look)
 
 
 @graph.command("list")
@@ -115,14 +112,19 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
 @click.option("--open", is_flag=True, help="Only unfinished graphs.")
 @click.option("--limit", type=click.IntRange(1, MAX_GRAPHS), default=50, show_default=True)
 @click.option("--before", metavar="ID", help="Only graphs submitted before this one: the next page.")
+@watch_option
 @caller_options
-def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
+def list_graphs(caller: Caller, /, watch: float | None, **filters: str | int | bool | None) -> None:
     """List graphs, the newest first."""
-    with caller.client() as client:
+
+    def look(client: Client) -> None:
         found = client.graphs.list(**filters)
-    if caller.json:
-        output.print_json(found)
-        return
+        output.print_json(found) if caller.json else _list_graphs(found)
+
+    shown(caller, watch, look)
+
+
+def _list_graphs(found: Sequence[Record]) -> None:
     counts = (Column(_title(name), leaves=1 + _LEAVING.index(name)) for name in _COUNTS)
     columns: list[str | Column] = ["id", "state", Column("instance", leaves=len(_COUNTS) + 1)]
     # Beside the id, which stays whole, a name may be cut: that of chains is as long as an id.
@@ -262,6 +264,16 @@ def _print_graph(found: Record) -> None:
     for name, value in facts:
         if value not in (None, ""):
             output.line(f"{name:<{width}}  ", value)
+
+
+def _print_graph_and_nodes(found: Record) -> None:
+    _print_graph(found)
+    if found["page"]:
+        click.echo()
+        _list_nodes(found["page"])
+        left = found["nodes"] - len(found["page"])
+        if left:
+            click.echo(f"and {left} more")
 
 
 def _list_nodes(nodes: list[Record]) -> None:

@@ -16,7 +16,7 @@ from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options, whole_id, whole_ids
 from bots.cli.output import Record
 from bots.cli.waiting import as_written, finish, interruptible
-from bots.cli.watching import shown, watch_option
+from bots.cli.watching import Named, shown, watch_option
 from schema import clock, validation
 from schema.readable import Column, Group, going_on, plural, table, tell
 
@@ -29,15 +29,20 @@ _MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
 @click.command()
 @click.argument("id")
 @click.option("--all", "every", is_flag=True, help="Also show the gates that are open, and those that were not asked.")
+@watch_option
 @caller_options
-def explain(caller: Caller, /, id: str, every: bool) -> None:
+def explain(caller: Caller, /, id: str, every: bool, watch: float | None) -> None:
     """Explain why a job runs where it runs, or why it does not run and what would start it.
 
     ID: whole, or in short as lists show it, or @last or @failed.
     """
-    with caller.client() as client:
-        found = client.explain(whole_id(client, id))
-    output.print_json(found) if caller.json else print_explanation(found, every=every)
+    whole = Named(id)
+
+    def look(client: Client) -> None:
+        found = client.explain(whole.of(client))
+        output.print_json(found) if caller.json else print_explanation(found, every=every)
+
+    shown(caller, watch, look)
 
 
 OUTCOMES = {
@@ -155,14 +160,12 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
 
     ID: whole, or in short as lists show it, or @last or @failed.
     """
-
-    whole: list[str] = []
+    named = Named(id)
 
     def look(client: Client) -> None:
-        # The first look says which job the others show: @last may stand for another one by then.
-        whole[:] = whole or [whole_id(client, id)]
-        job = client.show(*whole, forecast=True)
-        left = [client.result(*whole)] if job["has_result"] and not caller.json else []
+        whole = named.of(client)
+        job = client.show(whole, forecast=True)
+        left = [client.result(whole)] if job["has_result"] and not caller.json else []
         output.print_json(job) if caller.json else output.print_job(job, left)
 
     shown(caller, watch, look)
@@ -278,13 +281,17 @@ def list_bots(caller: Caller, /, watch: float | None) -> None:
 
 @bots.command("show")
 @click.argument("name")
+@watch_option
 @caller_options
-def show_bot(caller: Caller, /, name: str) -> None:
+def show_bot(caller: Caller, /, name: str, watch: float | None) -> None:
     """Show a bot: its leases, its success rate, and whether it is on probation."""
     validation.check_name("NAME", name)
-    with caller.client() as client:
+
+    def look(client: Client) -> None:
         found = client.bot(name)
-    output.print_json(found) if caller.json else output.show_bot(found)
+        output.print_json(found) if caller.json else output.show_bot(found)
+
+    shown(caller, watch, look)
 
 
 @bots.command()

@@ -13,7 +13,7 @@ from leasehold.client import Client
 from leasehold.errors import LeaseholdError, NotReady
 from leasehold.wire import escaped
 
-from bots.cli.caller import Caller
+from bots.cli.caller import Caller, whole_id
 from schema import clock, readable
 from schema.readable import tell
 
@@ -52,6 +52,23 @@ def watch_option(command: Callable[..., R]) -> Callable[..., R]:
         metavar="[SECONDS]",
         help=f"Show it again every SECONDS, {EVERY:g} if none are given, until Ctrl-C.",
     )(command)
+
+
+class Named:
+    """A job or graph by what a person calls it. The first look finds its whole id, which the later ones keep to.
+
+    find: asks for the whole id. A word such as @last may stand for another one by then.
+    """
+
+    def __init__(self, name: str, *, find: Callable[[Client, str], str] = whole_id) -> None:
+        self._name, self._find = name, find
+        self._whole: str | None = None
+
+    def of(self, client: Client) -> str:
+        """Return its whole id."""
+        if self._whole is None:
+            self._whole = self._find(client, self._name)
+        return self._whole
 
 
 def shown(caller: Caller, watch: float | None, show: Callable[[Client], None]) -> None:

@@ -393,6 +393,24 @@ def test_each_look_has_its_time_and_survives_an_outage(stands: Gateway, capsys: 
 
 
 @pytest.mark.usefixtures("looks")
+@pytest.mark.parametrize(
+    ("command", "first", "then"),
+    [
+        ("explain", "POST /v1/jobs/find", f"GET /v1/jobs/{JOB_COMMANDING}/explain"),
+        ("graph show", "GET /v1/graphs/%40last", f"GET /v1/graphs/{JOB_COMMANDING}"),
+    ],
+)
+def test_a_watch_keeps_to_what_a_word_meant_at_first(stands: Gateway, command: str, first: str, then: str) -> None:
+    counts = dict.fromkeys(("nodes", "blocked", "blocked_forever", "queued", "parked", "active", *map(str, FINAL)), 0)
+    graph = {"id": JOB_COMMANDING, "name": "g", "state": "active", "edges": 0, "missing": [], "page": [], **counts}
+    job = {"state": "queued", "cohort": "c", "instance": "i", "sentence": "it waits", "order": None, "gates": []}
+    job |= {"change": [], "attempts": [], "receipts": [], "ids": [JOB_COMMANDING]}
+    stands.script = in_turn(Answer({**graph, **job, "instance": "i"}))
+    assert errors.run(cli, [*command.split(), "@last", "--watch"]) == 130
+    assert [path.partition("?")[0] for path in stands.paths()] == [first, then, then, then]
+
+
+@pytest.mark.usefixtures("looks")
 def test_json_is_one_document_for_each_look(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     stands.script = in_turn(Answer(FIRST), Answer(SECOND))
     assert errors.run(cli, ["bots", "list", "--watch", "5", "--json"]) == 130
