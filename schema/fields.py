@@ -29,13 +29,22 @@ NameOrPattern = Annotated[str, Field(pattern=_NAME_OR_PATTERN)]
 #: A lock that a job names, and the slots that it has where no operator has set any: `NAME` or `NAME:SLOTS`.
 JobLock = Annotated[str, Field(pattern=_LOCK)]
 _PATTERN = re.compile("String should match pattern '(.*)'")
+#: How pydantic words other errors, and what is said instead.
+_PLAINER = (
+    (re.compile("^Extra inputs are not permitted"), "there is no such field"),
+    (re.compile("^Input should be a valid dictionary( or instance of \\w+)?"), "input should be an object"),
+)
 
 
 def plain(message: str) -> str:
-    """Return a message of pydantic in plain words: without a pattern that has a name, or what makes it an error."""
+    """Return a message of pydantic in plain words, as SQL words it, too: without a pattern that has a name."""
     message = message.removeprefix("Value error, ")
     found = _PATTERN.fullmatch(message)
-    return message if found is None else _FORMS.get(found[1], message)
+    if found is not None:
+        return _FORMS.get(found[1], message)
+    for worded, plainly in _PLAINER:
+        message = worded.sub(plainly, message)
+    return message
 
 
 #: The name of a time zone as a field of a model.

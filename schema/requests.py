@@ -152,7 +152,7 @@ class Payload(BaseModel):
     @classmethod
     def _is_object(cls, given: Any) -> Any:
         if not isinstance(given, dict | RetryPolicy | None):
-            raise ValueError("input should be a valid dictionary")
+            raise ValueError("input should be an object")
         return given
 
 

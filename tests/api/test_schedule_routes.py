@@ -112,7 +112,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"job": JOB | {"metadata": {"tick": "1"}}}, "job.metadata", "'tick' is set by the schedule"),
     ({"job": JOB | {"model": "m"}}, "job.model", "needs a resource_class"),
     ({"job": {"command": [""]}}, "job.command", "must name a program"),
-    ({"every": 5}, "every", "extra inputs are not permitted"),
+    ({"every": 5}, "every", "there is no such field"),
 ]
 
 

@@ -324,7 +324,7 @@ def test_what_its_ceiling_or_a_newer_version_refuses_is_told_of_with_its_field(p
     due_again(pool)
     looked(pool)
     row = pool.row(ROW)
-    assert (row.failures, row.last_error) == (2, "gone: extra inputs are not permitted")
+    assert (row.failures, row.last_error) == (2, "gone: there is no such field")
 
 
 def test_a_key_that_another_job_has_is_told_of_and_the_schedule_goes_on(pool: Pool) -> None:

@@ -10,7 +10,7 @@ from leasehold.errors import BadInput
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from schema import requests
+from schema import fields, requests
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import submit
 from schema.postgres.connection import Connection
@@ -199,8 +199,8 @@ def test_a_graph_is_refused_in_sql_with_the_words_of_python(database: Database) 
             GraphRequest.model_validate(flat).normal()
         said = str(refused.value)
         if isinstance(refused.value, ValidationError):
-            first = refused.value.errors()[0]
-            said = f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+            field, reason = fields.first_error(refused.value)
+            said = f"{field}: {reason[:1].lower()}{reason[1:]}"
         assert (change, refusal(database, GRAPH, {"request": json.dumps(flat)})) == (change, said)
 
 

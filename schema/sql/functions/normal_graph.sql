@@ -10,11 +10,10 @@ DECLARE
 BEGIN
     SELECT regexp_replace(left(c.key, 60), '[^ -~]', '?', 'g') || c.refused INTO refused FROM (
         SELECT f.nth, coalesce(g.key, f.name) AS key, CASE
-            WHEN f.name IS NULL THEN ': extra inputs are not permitted'
+            WHEN f.name IS NULL THEN ': there is no such field'
             WHEN g.key IS NULL AND f.name = 'name' THEN ': field required'
             WHEN f.kind = 'callback' THEN
-                CASE WHEN jsonb_typeof(g.value) NOT IN ('object', 'null') THEN
-                    ': input should be a valid dictionary or instance of CallbackRequest' END
+                CASE WHEN jsonb_typeof(g.value) NOT IN ('object', 'null') THEN ': input should be an object' END
             WHEN g.key IS NOT NULL AND (NOT f.nullable OR jsonb_typeof(g.value) <> 'null') THEN
                 refusal(f.kind, f.at_least, f.at_most, g.value) END AS refused
         FROM jsonb_each(request) g

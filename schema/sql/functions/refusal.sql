@@ -29,9 +29,9 @@ BEGIN
         IF given_type <> 'string' THEN
             RETURN ': input should be a valid string';
         ELSIF kind = 'name' AND content !~ '^[a-z0-9][a-z0-9._-]{0,62}$' THEN
-            RETURN ': string should match pattern ''^[a-z0-9][a-z0-9._-]{0,62}$''';
+            RETURN ': is not a name: use a-z, 0-9, ''.'', ''_'', ''-'', at most 63';
         ELSIF kind = 'lock' AND content !~ '^[a-z0-9][a-z0-9._-]{0,62}(:[1-9][0-9]{0,8})?$' THEN
-            RETURN ': string should match pattern ''^[a-z0-9][a-z0-9._-]{0,62}(:[1-9][0-9]{0,8})?$''';
+            RETURN ': is neither a lock nor LOCK:SLOTS: use a-z, 0-9, ''.'', ''_'', ''-'', at most 63';
         ELSIF kind = 'zone' AND content <> 'UTC' AND NOT EXISTS (
                 SELECT FROM pg_timezone_names z WHERE z.name = content AND z.name !~ '^(posix|right)') THEN
             RETURN format(': ''%s'' is not a time zone: use a name such as ''UTC'' or ''Europe/Berlin''',
@@ -63,14 +63,14 @@ BEGIN
         IF given_type = 'number' AND content ~ '^-?\d+$' THEN
             RETURN '.node' || refusal('integer', 0, 2147483647, given);
         ELSIF given_type <> 'object' THEN
-            RETURN ': input should be a valid dictionary or instance of Parent';
+            RETURN ': input should be an object';
         ELSIF given->'node' IS NULL THEN
             RETURN '.node: field required';
         END IF;
         RETURN coalesce('.node' || refusal('integer', 0, 2147483647, given->'node'),
             CASE WHEN given->>'on_failure' IS NOT NULL THEN
                 '.on_failure' || refusal('on_failure', NULL, NULL, given->'on_failure') END,
-            (SELECT format('.%s: extra inputs are not permitted', regexp_replace(left(k, 60), '[^ -~]', '?', 'g'))
+            (SELECT format('.%s: there is no such field', regexp_replace(left(k, 60), '[^ -~]', '?', 'g'))
              FROM jsonb_object_keys(given) k WHERE k NOT IN ('node', 'on_failure') LIMIT 1));
     WHEN 'command', 'locks', 'hours', 'texts', 'codes', 'parents', 'nodes' THEN
         IF given_type <> 'array' THEN
@@ -113,7 +113,7 @@ BEGIN
         RETURN found;
     WHEN 'metadata' THEN
         IF given_type <> 'object' THEN
-            RETURN ': input should be a valid dictionary';
+            RETURN ': input should be an object';
         END IF;
         SELECT count(*) INTO size FROM jsonb_object_keys(given);
         SELECT m.refused INTO found FROM (
@@ -140,7 +140,7 @@ BEGIN
         RETURN found;
     WHEN 'retry' THEN
         IF given_type <> 'object' THEN
-            RETURN ': input should be a valid dictionary';
+            RETURN ': input should be an object';
         END IF;
         SELECT '.' || regexp_replace(left(coalesce(f.name, e.key), 60), '[^ -~]', '?', 'g') || c.refused INTO found
             FROM jsonb_each(given) e LEFT JOIN (VALUES
@@ -148,13 +148,13 @@ BEGIN
                 (3, 'cap', 'positive', NULL, 31536000), (4, 'jitter', 'number', 0, 1),
                 (5, 'exceptions', 'texts', NULL, 20), (6, 'exit_codes', 'codes', NULL, 20)
             ) AS f (nth, name, kind, at_least, at_most) ON f.name = e.key
-            CROSS JOIN LATERAL (SELECT CASE WHEN f.name IS NULL THEN ': extra inputs are not permitted'
+            CROSS JOIN LATERAL (SELECT CASE WHEN f.name IS NULL THEN ': there is no such field'
                 ELSE refusal(f.kind, f.at_least, f.at_most, e.value) END AS refused) c
             WHERE c.refused IS NOT NULL ORDER BY f.nth, e.key COLLATE "C" LIMIT 1;
         RETURN found;
     WHEN 'env', 'properties', 'resources' THEN
         IF given_type <> 'object' THEN
-            RETURN ': input should be a valid dictionary';
+            RETURN ': input should be an object';
         END IF;
         -- A text of at most 600 bytes has neither 65 keys nor a value that is too long.
         IF octet_length(given::text) <= 600 AND NOT given ? '' AND given::text NOT LIKE '%[]%' AND (

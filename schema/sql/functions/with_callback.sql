@@ -10,7 +10,7 @@ DECLARE
     refused text;
 BEGIN
     IF callback ?| '{node,after}' THEN
-        refused := format('callback.%s: extra inputs are not permitted',
+        refused := format('callback.%s: there is no such field',
             (SELECT k FROM jsonb_object_keys(callback) k WHERE k IN ('node', 'after') LIMIT 1));
     ELSIF coalesce(runs_on NOT IN ('done', 'succeeded', 'failed'), true) THEN
         refused := 'callback.on: input should be ''done'', ''succeeded'' or ''failed''';
