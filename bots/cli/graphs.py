@@ -114,11 +114,13 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int, watch: fl
 @click.option("--before", metavar="ID", help="Only graphs submitted before this one: the next page.")
 @watch_option
 @caller_options
-def list_graphs(caller: Caller, /, watch: float | None, **filters: str | int | bool | None) -> None:
+def list_graphs(
+    caller: Caller, /, instance: str | None, open: bool, limit: int, before: str | None, watch: float | None
+) -> None:
     """List graphs, the newest first."""
 
     def look(client: Client) -> None:
-        found = client.graphs.list(**filters)
+        found = client.graphs.list(instance=instance, open=open, limit=limit, before=before)
         output.print_json(found) if caller.json else _list_graphs(found)
 
     shown(caller, watch, look)

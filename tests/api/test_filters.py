@@ -264,3 +264,10 @@ def test_a_bad_selection_is_refused_by_its_field(operator: httpx.Client) -> None
         for name in ("cancel", "hold", "release", "requeue"):
             refused = operator.post(f"/v1/jobs/{name}", json=body)
             assert (refused.status_code in (400, 422), refused.json()["field"]) == (True, field)
+
+
+def test_a_misspelt_filter_is_told_what_was_meant(operator: httpx.Client) -> None:
+    answer = operator.get("/v1/jobs", params={"lable": "x"})
+    assert answer.json()["detail"] == "lable: there is no such field; did you mean 'label'?"
+    answer = operator.post("/v1/jobs/cancel", json={"where": {"lable": "x"}})
+    assert answer.json()["detail"] == "where.lable: there is no such field; did you mean 'label'?"

@@ -47,13 +47,17 @@ class Graphs:
                 return
             last = page[-1]["node"]
 
-    def list(self, **filters: str | int | bool | None) -> Records:
-        """List graphs, newest first. Filters: instance, open (unfinished), limit (up to 100), before (a graph's id)."""
-        query = {
-            name: str(value).lower() if isinstance(value, bool) else value
-            for name, value in filters.items()
-            if value is not None
-        }
+    def list(
+        self,
+        *,
+        instance: str | None = None,
+        open: bool | None = None,
+        limit: int | None = None,
+        before: str | None = None,
+    ) -> Records:
+        """List graphs, newest first. open: only unfinished ones. limit: up to 100. before: a graph's id."""
+        asked = {"instance": instance, "open": "true" if open else None, "limit": limit, "before": before}
+        query = {name: value for name, value in asked.items() if value is not None}
         found: Records = self._transport.call("GET", "/v1/graphs", query=query)["graphs"]
         return found
 
