@@ -25,8 +25,11 @@ _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' histo
 
 
 @contextmanager
-def acting(client: Client, chosen: Chosen) -> Iterator[Jobs]:
-    """Give the jobs for one act of this client. Of a long act, tell how many it has changed, and so on Ctrl-C."""
+def acting(client: Client, chosen: Chosen) -> Iterator[tuple[Jobs, Callable[[int], None]]]:
+    """Give the jobs for one act of this client, and what takes how many it has changed so far.
+
+    Of a long act that is told, and so on Ctrl-C.
+    """
     so_far, said = 0, clock.monotonic()
 
     def part(changed: int) -> None:
@@ -37,9 +40,8 @@ def acting(client: Client, chosen: Chosen) -> Iterator[Jobs]:
             tell(f"{plural(changed, 'job')} changed so far")
 
     jobs = chosen.jobs(client)
-    client.backlog.told = part
     try:
-        yield jobs
+        yield jobs, part
     except KeyboardInterrupt:
         if isinstance(jobs, Mapping):
             others = "of those that pass the filter, some more may be"
@@ -63,8 +65,8 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     leasehold cancel ID…
     leasehold cancel --all --meta build=1234
     """
-    with caller.client() as client, acting(client, chosen) as jobs:
-        answers = client.cancel(jobs, all_submissions=all_submissions)
+    with caller.client() as client, acting(client, chosen) as (jobs, told):
+        answers = client.cancel(jobs, all_submissions=all_submissions, told=told)
     if caller.json:
         output.print_json(answers)
     else:
@@ -78,8 +80,8 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
 @caller_options
 def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Hold queued jobs aside until they are released. For operators."""
-    with caller.client() as client, acting(client, chosen) as jobs:
-        answers = client.backlog.hold(jobs, reason=reason)
+    with caller.client() as client, acting(client, chosen) as (jobs, told):
+        answers = client.backlog.hold(jobs, reason=reason, told=told)
     _print_results(caller, answers, _state)
 
 
@@ -89,8 +91,8 @@ def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
 @caller_options
 def release(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Return held jobs to the queue with the age that they had. For operators."""
-    with caller.client() as client, acting(client, chosen) as jobs:
-        answers = client.backlog.release(jobs, reason=reason)
+    with caller.client() as client, acting(client, chosen) as (jobs, told):
+        answers = client.backlog.release(jobs, reason=reason, told=told)
     _print_results(caller, answers, _state)
 
 
@@ -106,8 +108,8 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
     --all leaves out what was requeued before. For operators.
     """
     with caller.client() as client:
-        with acting(client, chosen) as given:
-            answers = client.backlog.requeue(given, key=key, reason=reason)
+        with acting(client, chosen) as (given, told):
+            answers = client.backlog.requeue(given, key=key, reason=reason, told=told)
         if left_out := [job for job in answers if job.get("left_out")]:
             was = "was" if len(left_out) == 1 else "were"
             again = "`leasehold requeue ID` copies one again"
@@ -138,11 +140,11 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
     leasehold priority 10 --instance ci --label nightly --all
     """
     answers: Sequence[Record] | None = None
-    with caller.client() as client, acting(client, chosen) as jobs:
+    with caller.client() as client, acting(client, chosen) as (jobs, told):
         if not chosen.where or chosen.where.keys() - {"instance", "label"}:
-            answers = client.backlog.prioritise(jobs, number, reason=reason)
+            answers = client.backlog.prioritise(jobs, number, reason=reason, told=told)
         else:
-            changed = client.backlog.prioritise_all(number, **chosen.where, reason=reason)
+            changed = client.backlog.prioritise_all(number, **chosen.where, reason=reason, told=told)
     if answers is not None:
         _print_results(caller, answers, _priority)
     elif caller.json:
@@ -171,8 +173,8 @@ def reschedule(
         raise click.UsageError("give exactly one of: --at, --in, --now")
     starts = None if at is None else times.moment(at, option="--at")
     seconds = 0.0 if now else None if delay is None else times.seconds(delay, option="--in")
-    with caller.client() as client, acting(client, chosen) as jobs:
-        answers = client.backlog.reschedule(jobs, schedule_after=starts, delay=seconds, reason=reason)
+    with caller.client() as client, acting(client, chosen) as (jobs, told):
+        answers = client.backlog.reschedule(jobs, schedule_after=starts, delay=seconds, reason=reason, told=told)
     if starts is not None and not caller.json:
         tell(times.of_start(starts))
     _print_results(caller, answers, _start)

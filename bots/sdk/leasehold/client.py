@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
 from leasehold import wire
-from leasehold.calls.backlog import Backlog, Jobs, Records, job_id, slices
+from leasehold.calls.backlog import Backlog, Jobs, Records, Told, job_id, slices
 from leasehold.calls.graphs import Graphs
 from leasehold.calls.operators import Operators
 from leasehold.errors import BadInput, LeaseholdError
@@ -355,15 +355,16 @@ class Client:
         """Return why a job runs where it runs, or why it does not run. Raises NotFound."""
         return self._transport.call("GET", _job_path(job) + "/explain")
 
-    def cancel(self, jobs: Jobs, *, all_submissions: bool = False) -> Records:
+    def cancel(self, jobs: Jobs, *, all_submissions: bool = False, told: Told = None) -> Records:
         """Cancel waiting jobs and ask bots to stop running ones, by their ids or by a filter.
 
         Returns for each job its id, its state (None if there is no such job) and whether this call changed anything.
         Raises NotFound if none of the jobs exists, Conflict `already_final` if all of them had ended before. A job
-        that other submissions share goes on, unless an operator cancels with `all_submissions`.
+        that other submissions share goes on, unless an operator cancels with `all_submissions`. told: called after each
+        request but the last, with the number of jobs cancelled so far.
         """
         whole = {"all_submissions": True} if all_submissions else {}
-        return self.backlog.each("/v1/jobs/cancel", jobs, ended=self.read_states, **whole)
+        return self.backlog.each("/v1/jobs/cancel", jobs, ended=self.read_states, told=told, **whole)
 
     def wait(
         self,

@@ -15,6 +15,8 @@ MAX_REQUEUED = 500
 
 #: Jobs by their ids, or all that pass a filter.
 Jobs = Sequence[str] | Mapping[str, Any]
+#: Takes the number of jobs that an act has changed so far.
+Told = Callable[[int], object] | None
 
 
 def job_id(job: str) -> str:
@@ -38,13 +40,12 @@ class Backlog:
     Jobs are given by their ids, or by a filter with the fields of `JobFilter`: all that pass it are acted on, up to 500
     in a transaction. Each call returns, for every job in the given order, its id, its state (None if there is no such
     job) and whether the call changed anything. Raises NotFound if none of the given ids exists. `reason` is stored in
-    the jobs' history and in the audit.
+    the jobs' history and in the audit. told: called after each request but the last of an act on many jobs, with the
+    number of jobs changed so far.
     """
 
     def __init__(self, transport: Transport, *, key: Callable[[], str]) -> None:
         self._transport, self._key = transport, key
-        #: Called after each request but the last of an act on many jobs, with the number of jobs changed so far.
-        self.told: Callable[[int], object] | None = None
 
     def each(
         self,
@@ -53,6 +54,7 @@ class Backlog:
         *,
         size: int = wire.MAX_LIST,
         ended: Callable[[Sequence[str]], Records] | None = None,
+        told: Told = None,
         **body: str | float | None,
     ) -> Records:
         """Call a route for jobs in parts of at most `size`, and join the answers.
@@ -84,8 +86,8 @@ class Backlog:
                 changed += sum(job["changed"] for job in answer["jobs"])
                 if answer.get("next") is not None:
                     left.append({**asked, "cursor": answer["next"]})
-                if left and self.told is not None:
-                    self.told(changed)
+                if left and told is not None:
+                    told(changed)
         except LeaseholdError as error:
             # The calls before it were transactions of their own.
             if changed:
@@ -94,37 +96,51 @@ class Backlog:
             raise
         return answers
 
-    def hold(self, jobs: Jobs, *, reason: str | None = None) -> Records:
+    def hold(self, jobs: Jobs, *, reason: str | None = None, told: Told = None) -> Records:
         """Hold queued jobs aside until they are released."""
-        return self.each("/v1/jobs/hold", jobs, reason=reason)
+        return self.each("/v1/jobs/hold", jobs, reason=reason, told=told)
 
-    def release(self, jobs: Jobs, *, reason: str | None = None) -> Records:
+    def release(self, jobs: Jobs, *, reason: str | None = None, told: Told = None) -> Records:
         """Return held jobs to the queue with the age that they had."""
-        return self.each("/v1/jobs/release", jobs, reason=reason)
+        return self.each("/v1/jobs/release", jobs, reason=reason, told=told)
 
-    def requeue(self, jobs: Jobs, *, key: str | None = None, reason: str | None = None) -> Records:
+    def requeue(self, jobs: Jobs, *, key: str | None = None, reason: str | None = None, told: Told = None) -> Records:
         """Release held jobs, and submit a copy of each job that failed, died or was cancelled.
 
         In the answer `job` is the id of the job that will run. The same key never makes a second copy of a job.
         Without a key the client draws a random one, so that its own retries make no second copy.
         """
-        return self.each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
+        return self.each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason, told=told)
 
-    def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None) -> Records:
+    def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None, told: Told = None) -> Records:
         """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
-        return self.each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
+        return self.each("/v1/jobs/priority", jobs, priority=priority, reason=reason, told=told)
 
     def reschedule(
-        self, jobs: Jobs, *, schedule_after: str | None = None, delay: float | None = None, reason: str | None = None
+        self,
+        jobs: Jobs,
+        *,
+        schedule_after: str | None = None,
+        delay: float | None = None,
+        reason: str | None = None,
+        told: Told = None,
     ) -> Records:
         """Let waiting jobs start at a time with an offset, or in `delay` seconds, 0 = at once, at the earliest.
 
         The answer holds each job's start, `starts_at`; None if it may start now, or does not wait.
         """
-        return self.each("/v1/jobs/reschedule", jobs, schedule_after=schedule_after, delay=delay, reason=reason)
+        return self.each(
+            "/v1/jobs/reschedule", jobs, schedule_after=schedule_after, delay=delay, reason=reason, told=told
+        )
 
     def prioritise_all(
-        self, priority: int, *, instance: str | None = None, label: str | None = None, reason: str | None = None
+        self,
+        priority: int,
+        *,
+        instance: str | None = None,
+        label: str | None = None,
+        reason: str | None = None,
+        told: Told = None,
     ) -> int:
         """Give all waiting jobs of an instance, with a label, or both, another priority; return how many changed.
 
@@ -138,5 +154,5 @@ class Backlog:
             changed += int(answer["changed"])
             if not answer["more"]:
                 return changed
-            if self.told is not None:
-                self.told(changed)
+            if told is not None:
+                told(changed)
