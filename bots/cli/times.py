@@ -2,7 +2,7 @@
 
 import os
 import re
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -55,16 +55,16 @@ def seconds(text: str, *, option: str) -> float:
     return found
 
 
-def moment(text: str, *, option: str, is_past: bool = False) -> str:
+def moment(text: str, *, option: str, is_past: bool = False, zone: tzinfo | None = None) -> str:
     """Return a time with its offset, in ISO 8601.
 
-    Without an offset the time is one of this machine's zone. The day is a date, today, tomorrow, yesterday or a day of
-    the week. Without a day, and on a day of the week, it is the next such time, or the last one if it `is_past`. Raises
-    BadInput for what is no time, for a day of these words without a time, for one that a change of the clock skips, and
-    for one that it repeats, which needs an offset.
+    Without an offset the time is one of `zone`, None = this machine's. The day is a date, today, tomorrow, yesterday or
+    a day of the week. Without a day, and on a day of the week, it is the next such time, or the last one if it
+    `is_past`. Raises BadInput for what is no time, for a day of these words without a time, for one that a change of
+    the clock skips, and for one that it repeats, which needs an offset.
     """
     try:
-        return _moment(text, is_past=is_past).isoformat()
+        return _moment(text, is_past=is_past, zone=zone).isoformat()
     except ValueError as error:
         why = str(error) if isinstance(error, _Unclear) else f"is not a time, such as {EXAMPLES}"
         raise BadInput(option, f"'{escaped(text, 60)}' {why}") from None
@@ -74,37 +74,34 @@ class _Unclear(ValueError):
     """A time of the clock that there is not, or twice."""
 
 
-def _moment(text: str, *, is_past: bool) -> datetime:
+def _moment(text: str, *, is_past: bool, zone: tzinfo | None) -> datetime:
     day, _, rest = text.strip().lower().rpartition(" ")
     day = day.strip()
-    if (at := _CLOCK.fullmatch(rest)) and (not day or _days_on(day) is not None):
-        return _here(_on(day, time(int(at[1]), int(at[2]), int(at[3] or 0)), is_past=is_past))
-    if not day and _days_on(rest) is not None:
+    now = datetime.fromtimestamp(clock.wall(), UTC).astimezone(zone).replace(tzinfo=None)
+    if (at := _CLOCK.fullmatch(rest)) and (not day or _days_to(day, now) is not None):
+        found = _on(day, time(int(at[1]), int(at[2]), int(at[3] or 0)), now, is_past=is_past)
+        return _here(found, zone)
+    if not day and _days_to(rest, now) is not None:
         raise _Unclear(f"needs a time of day, such as '{rest} 10:00'")
     found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else _here(found)
+    return found if found.tzinfo is not None else _here(found, zone)
 
 
-def _days_on(day: str) -> tuple[int, int] | None:
+def _days_to(day: str, now: datetime) -> tuple[int, int] | None:
     """Return how far on the first such day is, and after how many days it comes again, 0 = never; None = it is none."""
     if day in _DAYS:
         return _DAYS[day], 0
     nth = next((nth for nth, name in enumerate(_WEEKDAYS) if day in (name, name[:3])), None)
-    return None if nth is None else ((nth - _now().weekday()) % 7, 7)
+    return None if nth is None else ((nth - now.weekday()) % 7, 7)
 
 
-def _on(day: str, at: time, *, is_past: bool) -> datetime:
+def _on(day: str, at: time, now: datetime, *, is_past: bool) -> datetime:
     """Return this time of the clock on such a day, or of any day: the next one, or the last one if it `is_past`."""
-    days, again = (_days_on(day) if day else None) or (0, 1)
-    now = _now()
+    days, again = (_days_to(day, now) if day else None) or (0, 1)
     found = datetime.combine(now + timedelta(days), at)
     if is_past and found > now:
         return found - timedelta(again)
     return found + timedelta(0 if is_past or found > now else again)
-
-
-def _now() -> datetime:
-    return datetime.fromtimestamp(clock.wall(), UTC).astimezone().replace(tzinfo=None)
 
 
 def _check_zone() -> None:
@@ -118,10 +115,13 @@ def _check_zone() -> None:
         raise _Unclear(f"needs an offset, because TZ names no known zone: '{escaped(name, 60)}'") from None
 
 
-def _here(naive: datetime) -> datetime:
-    _check_zone()
-    first, second = naive.astimezone(), naive.replace(fold=1).astimezone()
-    if first.astimezone(UTC).astimezone().replace(tzinfo=None, fold=0) != naive:
+def _here(naive: datetime, zone: tzinfo | None) -> datetime:
+    if zone is None:
+        _check_zone()
+        first, second = naive.astimezone(), naive.replace(fold=1).astimezone()
+    else:
+        first, second = naive.replace(tzinfo=zone), naive.replace(tzinfo=zone, fold=1)
+    if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None, fold=0) != naive:
         raise _Unclear("is skipped by a change of the clock here")
     if first.utcoffset() != second.utcoffset():
         raise _Unclear(f"is there twice here: give {first.isoformat()} or {second.isoformat()}")

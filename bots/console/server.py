@@ -90,6 +90,17 @@ _LOGIN = Template("""<!doctype html>
 <input id="token" name="token" type="password" required autocomplete="off" autofocus>
 <button type="submit">Log in</button></form></main></body></html>
 """)
+_NO_PAGE = Template("""<!doctype html>
+<html lang="en" data-theme="$theme"><head><meta charset="utf-8"><title>No such page – Leasehold</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="/console.css">
+<script defer src="/console.js"></script></head><body>
+<nav class="top" aria-label="Pages"><strong>Leasehold</strong>
+<button class="menu" type="button" aria-label="Menu of pages">Menu</button><div class="links">$links</div>
+<div class="self"><form method="post" action="/logout"><button type="submit">Log out</button></form></div></nav>
+<main id="main"><h1>There is no such page</h1>
+<p>The address may be cut or misspelt. A job, graph or bot has its page below the list of its kind: choose the list
+above. On <a href="/jobs">Jobs</a> the search field takes the id of a job, also in short.</p></main></body></html>
+""")
 
 
 def policy(nonce: str) -> str:
@@ -299,9 +310,18 @@ def _add_log_in(app: FastAPI, sessions: Sessions) -> None:
         return answer
 
 
-def _no_page(_request: Request, _error: Exception) -> Response:
-    """Answer in plain text. NiceGUI would make a page, keep it for a minute, and log the URL, which anybody chooses."""
-    return PlainTextResponse("there is no such page", 404)
+def _no_page(request: Request, _error: Exception) -> Response:
+    """Answer with the menu of this person, and what to do.
+
+    NiceGUI would make a page, keep it for a minute, and log the URL, which anybody chooses.
+    """
+    try:
+        is_operator = request.state.sessions.find(request.state.session).is_operator
+    except SessionOver:
+        return RedirectResponse("/login?over=1", 303)
+    shown = [link for link in pages.LINKS if is_operator or not link.of_operators]
+    links = "".join(f'<a href="{html.escape(link.path)}">{html.escape(link.name)}</a>' for link in shown)
+    return HTMLResponse(_NO_PAGE.substitute(theme=html.escape(request.state.theme), links=links), 404)
 
 
 @cache

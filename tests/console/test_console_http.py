@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
@@ -301,7 +302,11 @@ def test_nobody_writes_text_of_their_own_into_the_log(shown: Console) -> None:
     with shown.client(shown.theirs) as http:
         for path in (f"/{text}", f"/_nicegui/{text}", f"/jobs/1/{text}"):
             answer = http.get(path)
-            assert (answer.status_code, answer.text) == (404, "there is no such page"), path
+            assert answer.status_code == 404, path
+            assert "There is no such page" in answer.text, path
+            assert '<a href="/jobs"' in answer.text, path
+            assert text not in answer.text, path
+            assert '<a href="/bots"' not in answer.text, "which a submitter may not read"
         page = Page(http)
         with page.speaking() as socket:
             say(socket, "log", client_id=page.id, level="error", message=text)
@@ -436,13 +441,22 @@ def test_the_connections_of_the_console_have_deadlines(slow: socket.socket) -> N
 
 
 def test_a_search_says_what_it_does_not_understand_and_drops_no_word() -> None:
-    assert searched.written("label:'my label' state:failed state:dead meta:a=1") == {
+    tokyo = ZoneInfo("Asia/Tokyo")
+    assert searched.written("label:'my label' state:failed state:dead meta:a=1", tokyo) == {
         "label": "my label", "state": ["failed", "dead"], "metadata": ["a=1"]
     }  # fmt: skip
     for search, said in (
         ("my label", "search: has two for label, 'my' and 'label': one with a space is written label:'my label'"),
         ("instance:a instance:b", "search: has two for instance, 'a' and 'b'"),
         ("label:'x", "search: a quotation mark is not closed"),
+        ("ended_after:lately", "ended_after: 'lately' is not a time, such as 10:00, "),
     ):
         with pytest.raises(BadInput, match=f"^{said}"):
-            searched.written(search)
+            searched.written(search, tokyo)
+    assert searched.written("ended_after:'2026-12-01 10:00' queued_before:2026-12-01T10:00Z", tokyo) == {
+        "ended_after": "2026-12-01T10:00:00+09:00", "queued_before": "2026-12-01T10:00:00+00:00"
+    }  # fmt: skip
+    with pytest.raises(BadInput, match="is skipped by a change of the clock"):
+        searched.written("ended_after:'2026-03-29 02:30'", ZoneInfo("Europe/Berlin"))
+    yesterday = searched.written("ended_after:'yesterday 10:00'", tokyo)["ended_after"]
+    assert yesterday.endswith("T10:00:00+09:00")

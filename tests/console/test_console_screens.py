@@ -129,6 +129,17 @@ def judge(person: Person, path: str, looks: Sequence[tuple[int, str, list[str]]]
             yield f"{path} at {width}, {theme}: {wide} wide; broken: {broken}; {said}"
 
 
+def test_an_address_without_a_page_shows_the_menu_and_what_to_do(watched: Person, shown: Console) -> None:
+    watched.log_in(shown.operator, "/no-such-page")
+    watched.page.wait_for_selector("h1:text-is('There is no such page')")
+    looks = ((TELEPHONE, "light", RULES), (TELEPHONE, "dark", CONTRAST), (SCREEN, "dark", RULES))
+    assert not [*judge(watched, "/no-such-page", looks)]
+    watched.page.set_viewport_size({"width": TELEPHONE, "height": 900})
+    watched.page.click("button.menu")
+    watched.page.click("nav.top a:text-is('Bots')")
+    watched.page.wait_for_url(f"{shown.url}/bots")
+
+
 def test_every_page_is_reached_with_keys_and_fits_a_telephone_and_a_screen_in_light_and_dark(
     watched: Person, shown: Console, paths: dict[str, str]
 ) -> None:

@@ -39,7 +39,7 @@ def show(view: View) -> Response | None:
             if JOB_ID.fullmatch(search.strip().lower()):
                 return RedirectResponse(f"/jobs/{search.strip().lower()}", 303)
             if not readable.is_name_of_job(search.strip()):
-                return RedirectResponse(address(written(search)), 303)
+                return RedirectResponse(address(written(search, view.zone)), 303)
         except BadInput as error:
             refused = error
     form(where, search)

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from datetime import tzinfo
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,6 +11,7 @@ from leasehold.errors import BadInput
 from leasehold.states import JobState
 from starlette.datastructures import QueryParams
 
+from bots.cli import times
 from bots.console.parts import node
 from bots.console.words import ALL, count
 from schema.filters import Direction, JobFilter, Sort
@@ -19,6 +21,8 @@ Record = Mapping[str, Any]
 #: Fields of the filter that a request may have several times.
 SEVERAL = ("state", "metadata", "properties")
 ORDERS = {"sort": [each.value for each in Sort], "order": [each.value for each in Direction]}
+#: Fields that are times.
+TIMES = frozenset(name for name, info in JobFilter.model_fields.items() if "datetime" in str(info.annotation))
 #: Short words for fields of the filter.
 WORDS = {"meta": "metadata", "property": "properties", "class": "job_class"}
 #: How a value with a space is written.
@@ -41,8 +45,11 @@ def asked(query: QueryParams) -> dict[str, Any]:
     return found
 
 
-def written(search: str) -> dict[str, Any]:
-    """Return the filter that a person has written; a word without a field is a label. Raises BadInput."""
+def written(search: str, zone: tzinfo) -> dict[str, Any]:
+    """Return the filter that a person has written; a word without a field is a label. Raises BadInput.
+
+    zone: that of the reader, of which times without an offset are; they may be written as in commands.
+    """
     found: dict[str, Any] = {}
     try:
         words = shlex.split(search)
@@ -59,6 +66,8 @@ def written(search: str) -> dict[str, Any]:
         elif field in found:
             both = f"'{found[field]}' and '{value if colon else word}'"
             raise BadInput("search", f"has two for {word_of(field)}, {both}: one with a space is written {IN_QUOTES}")
+        elif field in TIMES:
+            found[field] = times.moment(value, option=word_of(field), is_past=True, zone=zone)
         else:
             found[field] = value if colon else word
     return found
