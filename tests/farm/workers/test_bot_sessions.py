@@ -40,11 +40,17 @@ def submitted(farm: Farm, client: Client, wanted: Work) -> Any:
 
 
 def place(farm: Farm) -> None:
-    """Place the action that waits, once its bot has called."""
+    """Place the action that waits, once its bot has called. Assigners pass over a bot while a call of it is settled."""
     eventually(lambda: farm.pool.rows("SELECT FROM bots WHERE session IS NOT NULL AND sync_seq > 0"))
-    farm.pool.change("UPDATE jobs SET schedule_after = NULL")
-    farm.pool.change("UPDATE queues SET schedule_after = NULL")
-    farm.pool.assigner().run_once()
+    leases = len(farm.pool.rows("SELECT FROM leases"))
+
+    def is_placed() -> bool:
+        farm.pool.change("UPDATE jobs SET schedule_after = NULL")
+        farm.pool.change("UPDATE queues SET schedule_after = NULL")
+        farm.pool.assigner().run_once()
+        return len(farm.pool.rows("SELECT FROM leases")) > leases
+
+    eventually(is_placed)
 
 
 def answer(stream: Any) -> Any:
