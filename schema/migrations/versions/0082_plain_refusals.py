@@ -1,4 +1,4 @@
-"""Refuse names, locks, unknown fields and circles of graphs in SQL with the words of the other ways in."""
+"""Refuse names, locks, unknown fields and circles in SQL with the words of the other ways in, and settle by keys."""
 
 from alembic import op
 
@@ -9,7 +9,7 @@ down_revision = "0081"
 branch_labels = None
 depends_on = None
 
-FUNCTIONS = ("refusal", "normal_requests", "normal_graph", "with_callback", "ordered_graph")
+FUNCTIONS = ("refusal", "normal_requests", "normal_graph", "with_callback", "ordered_graph", "settle")
 
 
 def upgrade() -> None:
