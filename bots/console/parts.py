@@ -24,9 +24,23 @@ FIGURE = re.compile(
 NOTHING = ("", "-", "0")
 
 
+#: The dashes with which an option begins, and what keeps each on the line of what follows. It is not copied. An option
+#: with a long value is left, because a narrow screen needs each place where a line may end.
+DASHES, TOGETHER = re.compile(r"(?<![^\s`'\"(\[])--?(?=[A-Za-z]\S{0,31}(?!\S))"), "-\N{WORD JOINER}"
+
+
+class Text(TextElement):
+    """An element whose text never breaks between the dashes and the name of an option, as in `--queue-timeout`."""
+
+    def _text_to_model_text(self, text: str) -> None:
+        super()._text_to_model_text(
+            text if self.tag in ("pre", "option") else DASHES.sub(lambda dashes: TOGETHER * len(dashes[0]), text)
+        )
+
+
 def node(tag: str, text: object = "", kind: str = "", **props: Any) -> TextElement:
     """Put an HTML element on the page. kind: its CSS classes. props: its attributes, `for_` for `for`."""
-    made = TextElement(tag=tag, text=str(text))
+    made = Text(tag=tag, text=str(text))
     if kind:
         made.classes(kind)
     for name, value in props.items():

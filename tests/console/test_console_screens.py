@@ -20,17 +20,19 @@ TELEPHONE, SCREEN = 420, 1400
 RULES = ["best-practice", "wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 CONTRAST = ["color-contrast", "scrollable-region-focusable"]
 # Words that stand on two lines although neither a hyphen nor a slash divides them there. Of ids and paths, which are
-# longer than any word, the parts are words.
+# longer than any word, the parts are words. The dashes of an option stand on the line of its name.
 BROKEN = """() => {
   const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode;
     if (text.parentElement.closest("pre, script, style, option") || !text.parentElement.checkVisibility()) continue;
-    for (const word of text.data.matchAll(/[\\p{L}\\p{N}]{2,24}/gu)) {
+    const options = /(?<![^\\s`'"(])-\\u2060?-?\\u2060?[a-z](?=\\S{0,31}(?!\\S))/g, words = /[\\p{L}\\p{N}]{2,24}/gu;
+    for (const word of [...text.data.matchAll(options), ...text.data.matchAll(words)]) {
       const range = document.createRange();
       range.setStart(text, word.index);
       range.setEnd(text, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top / 4))).size > 1) found.push(word[0]);
+      const tops = [...range.getClientRects()].map((box) => box.top);
+      if (Math.max(...tops) - Math.min(...tops) > 8) found.push(word[0]);
     }
   }
   return found;
@@ -138,6 +140,33 @@ def test_an_address_without_a_page_shows_the_menu_and_what_to_do(watched: Person
     watched.page.click("button.menu")
     watched.page.click("nav.top a:text-is('Bots')")
     watched.page.wait_for_url(f"{shown.url}/bots")
+
+
+def test_the_name_of_an_option_breaks_at_no_width_after_its_dashes_and_is_copied_as_it_is(
+    watched: Person, shown: Console
+) -> None:
+    told = "LONG --queue-timeout gives up those, and `--label` and -n as well"
+    with shown.served.client(shown.ours) as http:
+        (job,) = submitted(http, {"command": ["sh", "-c", f"echo {told}"], "label": "dashes"})
+    watched.log_in(shown.ours, "/jobs?label=dashes")
+    cell = f"td a[href='/jobs/{job}']"
+    page = watched.page
+    page.wait_for_selector(cell)
+    page.add_style_tag(content="td a.command, td .command { white-space: normal !important; display: block }")
+    for width in range(40, 400, 6):
+        page.evaluate("([cell, width]) => {document.querySelector(cell).style.maxWidth = width + 'px'}", [cell, width])
+        found = [each for each in page.evaluate(BROKEN) if each.startswith("-")]
+        assert not found, width
+    copied = page.evaluate(
+        """cell => {
+          getSelection().selectAllChildren(document.querySelector(cell));
+          const event = new ClipboardEvent("copy", {clipboardData: new DataTransfer(), bubbles: true});
+          document.dispatchEvent(event);
+          return event.clipboardData.getData("text/plain");
+        }""",
+        cell,
+    )
+    assert told in copied
 
 
 def test_every_page_is_reached_with_keys_and_fits_a_telephone_and_a_screen_in_light_and_dark(
