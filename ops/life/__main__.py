@@ -13,12 +13,20 @@ from schema.postgres import embedded
 
 #: A year in which the clocks of the scenario's zones change.
 START = datetime(2033, 1, 1, tzinfo=UTC)
+#: Jobs a day that the pool of the scenario has run before its calm ends: half of what its bots could.
+MOST_JOBS = 500.0
 
 
 @click.command()
 @click.option("--days", type=click.IntRange(1, 3660), default=365, show_default=True, help="Days to live.")
 @click.option("--seed", type=int, help="Everything that chance decides follows from it.  [default: drawn]")
-@click.option("--jobs", type=click.FloatRange(0, 10_000), default=200.0, show_default=True, help="Jobs a day.")
+@click.option(
+    "--jobs",
+    type=click.FloatRange(0, MOST_JOBS),
+    default=200.0,
+    show_default=True,
+    help="Jobs a day, beside graphs and schedules. More would still wait when the scenario looks whether any does.",
+)
 def main(days: int, seed: int | None, jobs: float) -> None:
     """Let a pool with three tenants, limits, graphs, schedules and faults live on a virtual clock.
 
