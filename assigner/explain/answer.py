@@ -370,7 +370,7 @@ def in_few_words(row: Row) -> str | None:
         case JobState.BLOCKED:
             return "other nodes of its graph"
         case JobState.PARKED:
-            return f"held: {row['reason']}" if row["reason"] else "held"
+            return str(row["reason"] or "held")
         case JobState.DEFERRED:
             return "too many jobs wait"
         case JobState.QUEUED if row["paused"] is not None:

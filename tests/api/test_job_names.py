@@ -82,6 +82,7 @@ def test_the_words_stand_for_what_the_token_itself_submitted(
     [
         ({}, "SELECT", "its turn"),
         ({"owner": "ann"}, "SELECT", "its turn"),
+        ({}, "UPDATE jobs SET state = 'parked', reason = 'held: disk is full'", "held: disk is full"),
         ({}, "UPDATE instances SET draining = true", "its instance is drained"),
         ({}, "UPDATE jobs SET attempts = 1, schedule_after = now() + interval '1 d'", "tried again in 1 d"),
         ({}, "UPDATE jobs SET schedule_after = now() + interval '1 d'", "may start in 1 d"),
