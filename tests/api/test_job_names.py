@@ -82,7 +82,6 @@ def test_the_words_stand_for_what_the_token_itself_submitted(
     [
         ({}, "SELECT", "its turn"),
         ({"owner": "ann"}, "SELECT", "its turn"),
-        ({}, "UPDATE jobs SET state = 'parked', reason = 'held: disk is full'", "held: disk is full"),
         ({}, "UPDATE instances SET draining = true", "its instance is drained"),
         ({}, "UPDATE jobs SET attempts = 1, schedule_after = now() + interval '1 d'", "tried again in 1 d"),
         ({}, "UPDATE jobs SET schedule_after = now() + interval '1 d'", "may start in 1 d"),
@@ -111,3 +110,11 @@ def test_a_list_tells_what_runs_how_long_it_waits_and_why(
     )
     assert 0 <= job["waited_seconds"] < 3600
     assert job["why"].startswith(why)
+
+
+@pytest.mark.parametrize(("reason", "why"), [("disk is full", "held: disk is full"), (None, "held")])
+def test_a_list_tells_once_that_a_job_is_held(operator: httpx.Client, reason: str | None, why: str) -> None:
+    ids = submitted(operator, {"command": ["true"]})
+    assert operator.post("/v1/jobs/hold", json={"ids": ids, "reason": reason}).status_code == 200
+    (listed,) = operator.get("/v1/jobs").json()["jobs"]
+    assert listed["why"] == why
