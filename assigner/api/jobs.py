@@ -6,7 +6,7 @@ the type of the handler's parameter `body`. The handlers use `app.state`: `run` 
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from leasehold.states import FINAL, WAITING, JobState
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import Response
 
-from assigner.admission.rules import RULES, Rules
+from assigner.admission.rules import RULES
 from assigner.api import (
     builds,
     graphs,
@@ -42,7 +42,6 @@ from assigner.queries import job_names, listing
 from assigner.queries import jobs as job_queries
 from assigner.queries import status as status_queries
 from schema import clock, validation
-from schema.accounting.quotas import Cooldown
 from schema.checkpoints import read_progress
 from schema.diagnostics.invariants import SNAPSHOT
 from schema.filters import Direction, JobFilter, Sort
@@ -193,25 +192,24 @@ async def show(
         events = explanation.visible_events(
             row["events"], instance=row["instance"], everything=caller.instances is None
         )
-        held_up = explanation.blocking_reason(
-            connection, row["row_id"], cooldown=request.app.state.sync_service.cooldown
-        )
-        told = _forecast(request, connection, row, caller) if with_forecast else None
-        return models.job(row | {"events": events, "held_up": held_up, "forecast": told})
+        why, unmatchable, by = None, False, _by(request, caller)
+        if row["state"] in (JobState.BLOCKED, JobState.QUEUED):
+            why = explanation.why_it_waits(connection, row["row_id"], **by)
+            unmatchable = row["state"] == JobState.QUEUED and status_queries.is_unmatchable(connection, row["row_id"])
+        told = forecast.of_job(connection, row["row_id"], row["state"], **by) if with_forecast else None
+        return models.job(row | {"events": events, "why_it_waits": why, "unmatchable": unmatchable, "forecast": told})
 
     found: models.Job = await request.app.state.run(work)
     return found
 
 
-def _forecast(request: Request, connection: Connection, row: Mapping[str, Any], caller: Principal) -> Any:
-    return forecast.of_job(
-        connection,
-        row["row_id"],
-        row["state"],
-        everything=caller.instances is None,
-        cooldown=request.app.state.sync_service.cooldown,
-        rules=getattr(request.app.state, "rules", RULES),
-    )
+def _by(request: Request, caller: Principal) -> dict[str, Any]:
+    """Return by what an explanation judges: what the caller may see, and what the assigners decide by."""
+    return {
+        "everything": caller.instances is None,
+        "cooldown": request.app.state.sync_service.cooldown,
+        "rules": getattr(request.app.state, "rules", RULES),
+    }
 
 
 @router.get("/jobs", responses=problems(400, 404), openapi_extra=CALLERS)
@@ -225,8 +223,7 @@ async def list_jobs(
     A page may hold fewer jobs than `limit` and still have a `next`: it has looked at many jobs that did not pass. 400
     for an order in which no index has the jobs, if a filter leaves more than 10,000 of them.
     """
-    cooldown: Cooldown = request.app.state.sync_service.cooldown
-    rules: Rules = getattr(request.app.state, "rules", RULES)
+    by = _by(request, caller)
 
     def work(connection: Connection) -> models.JobList:
         before = None
@@ -241,11 +238,9 @@ async def list_jobs(
         )
         found = listing.page(connection, wanted, instances=caller.instances)
         rows = job_queries.listed(connection, found.jobs)
-        whys = explanation.why_in_few_words(
-            connection, rows, everything=caller.instances is None, cooldown=cooldown, rules=rules
-        )
+        whys = explanation.why_in_few_words(connection, rows, **by)
         waiting = [row for row in rows if asked.forecast and row["state"] in WAITING][:MOST_FORESEEN]
-        starts = {row["row_id"]: _forecast(request, connection, row, caller) for row in waiting}
+        starts = {row["row_id"]: forecast.of_job(connection, row["row_id"], row["state"], **by) for row in waiting}
         told = [
             models.ListedJob.model_validate(row | {"why": why, "forecast": starts.get(row["row_id"])})
             for row, why in zip(rows, whys, strict=True)

@@ -8,14 +8,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from leasehold import wire
 from leasehold.states import FINAL
 from leasehold.states import JobState as JobStates
 from pydantic import BaseModel, Field
 
 from assigner.explain.forecast import StartForecast
 from assigner.operator_resources.tenancy import Quota
-from schema.readable import plural
 from schema.states import HELD
 
 
@@ -52,7 +50,7 @@ class Event(BaseModel):
 
 
 class WaitingFor(BaseModel):
-    """Why a waiting job does not run."""
+    """Why a blocked or queued job does not run, in the words of `explain`."""
 
     unmatchable: bool = Field(description="no present bot could run it, even if it were idle")
     sentence: str
@@ -355,10 +353,8 @@ class DrainAnswer(BaseModel):
 
 def job(row: Mapping[str, Any]) -> Job:
     """Make the answer from the row of `assigner.queries.jobs.job`."""
-    chances = row.get("chances")
-    waiting = None if chances is None else _waiting(row, chances)
-    if row["state"] == JobStates.BLOCKED:
-        waiting = WaitingFor(unmatchable=False, sentence=row["held_up"])
+    why = row["why_it_waits"]
+    waiting = None if why is None else WaitingFor(unmatchable=row["unmatchable"], sentence=why)
     preferred = _preferred(row["properties"], row["wanted_properties"] or {})
     return Job.model_validate(dict(row) | {"waiting": waiting, "preferred_properties": preferred})
 
@@ -367,31 +363,6 @@ def _preferred(required: Mapping[str, list[str]], wanted: Mapping[str, list[str]
     """What is wanted beside what is required."""
     more = {key: [each for each in values if each not in required.get(key, ())] for key, values in wanted.items()}
     return {key: values for key, values in more.items() if values}
-
-
-def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
-    matching, units = chances["matching"], row["units"]
-    if matching == 0:
-        wanted = ", ".join(f"{key}={'+'.join(values)}" for key, values in row["properties"].items())
-        lack = f"offers {wire.escaped(wanted, 500)}" if wanted else "is there"
-        return WaitingFor(unmatchable=True, sentence=f"no bot that serves the instance '{row['instance']}' {lack}")
-    if chances["fitting"] == 0:
-        largest = "the only matching bot" if matching == 1 else f"the largest of {matching:,} matching bots"
-        sentence = f"it needs {plural(units, 'unit')}, {largest} has {chances['largest']:,}"
-        return WaitingFor(unmatchable=True, sentence=sentence)
-    if row["schedule_after"] is not None and row["backoff"] > 0 and row["starts_in"] <= 0:
-        sentence = f"in backoff for another {row['backoff']:.1f} s after {row['considered']} looks without a place"
-    elif row.get("held_up"):
-        sentence = row["held_up"]
-    elif chances["willing"] == 0:
-        sentence = f"none of {plural(chances['fitting'], 'matching bot')} takes work: unhealthy, draining or closing"
-    elif chances["free"] == 0:
-        room = f"room for {plural(units, 'more unit')} at the moment"
-        sentence = f"none of {plural(chances['willing'], 'matching bot')} has {room}"
-    else:
-        bots = f"{plural(chances['free'], 'matching bot')} {'has' if chances['free'] == 1 else 'have'}"
-        sentence = f"{bots} room: the next assigner cycle considers it"
-    return WaitingFor(unmatchable=False, sentence=sentence)
 
 
 # The state of the pool.

@@ -6,8 +6,9 @@ preemption leaves other tenants out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from leasehold.states import WAITING, JobState
@@ -285,10 +286,8 @@ def explain(
     events = connection.execute(job_queries.EVENTS, {"job_id": row_id, "limit": job_queries.MAX_EVENTS})
     history = [dict(event) for event in events.mappings()]
     tried = attempt_rows(evidence_reads.leases(connection, row_id), history)
-    found = evidence_reads.gather(connection, job, everything=everything) if job.state in WAITING else None
-    constraints = [] if found is None else explained_gates.judge_constraints(connection, row_id, rules)
-    judged = [] if found is None else explained_gates.judge_gates(found, constraints)
-    kind = rules.ordering.chosen_kind if constraints else None
+    waiting = _Waiting.of(connection, job, everything=everything, rules=rules) if job.state in WAITING else None
+    found, judged, kind = (waiting.found, waiting.judged, waiting.kind) if waiting else (None, (), None)
     change = [] if found is None else explained_gates.changes(judged)
     stopped = None
     if job.state == JobState.QUEUED and [one.name for one in judged if one.is_open is False] == [predicates.ROOM.name]:
@@ -327,10 +326,27 @@ def why_it_waited(connection: Connection, public_id: str, *, cooldown: Cooldown 
     return closed[0].sentence if closed else None
 
 
-def blocking_reason(connection: Connection, job_id: int, *, cooldown: Cooldown) -> str | None:
-    """Return why a waiting job would not run even with every bot free; None if nothing holds it back."""
-    judged = explained_gates.judge_job(evidence_reads.job(connection, job_id, cooldown=cooldown))
-    return next((one.sentence for one in judged if one.is_open is False), None)
+def why_it_waits(connection: Connection, job_id: int, *, everything: bool, cooldown: Cooldown, rules: Rules) -> str:
+    """Return the sentence in which `explain` tells why a waiting job does not run. Raises as `explain`."""
+    job = evidence_reads.job(connection, job_id, cooldown=cooldown)
+    waiting = _Waiting.of(connection, job, everything=everything, rules=rules)
+    return _waiting_sentence(waiting.found, waiting.judged, kind=waiting.kind)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What is found of a waiting job, and the gates judged by it. kind: see `_waiting_sentence`."""
+
+    found: Evidence
+    judged: Sequence[explained_gates.GateVerdict]
+    kind: str | None
+
+    @classmethod
+    def of(cls, connection: Connection, job: JobEvidence, *, everything: bool, rules: Rules) -> Self:
+        found = evidence_reads.gather(connection, job, everything=everything)
+        constraints = explained_gates.judge_constraints(connection, job.row_id, rules)
+        judged = explained_gates.judge_gates(found, constraints)
+        return cls(found, judged, rules.ordering.chosen_kind if constraints else None)
 
 
 #: Of the jobs of one list that nothing of their own holds up: the most whose constraints are judged, and the most

@@ -8,7 +8,6 @@ from leasehold.states import FINAL
 from leasehold.wire import COMMAND, escaped
 
 from schema.checkpoints import PROGRESS_OF_JOB
-from schema.fleet.candidates import able_bots
 from schema.fleet.kinds import TASK
 from schema.fleet.success import PRIOR, success_rate
 from schema.postgres.connection import Connection
@@ -25,7 +24,7 @@ from schema.postgres.fragments import (
     WITHDRAWN_SUBMISSIONS,
 )
 from schema.postgres.statements import Statement
-from schema.predicates import ANY_PAUSE, HEALTHY, PAUSED_UNTIL, UNITS, can_take
+from schema.predicates import ANY_PAUSE, PAUSED_UNTIL
 from schema.readable import call_arguments
 
 Rows = list[dict[str, Any]]
@@ -132,18 +131,6 @@ ORDER BY id
 PROGRESS_TOLD = Statement(f"""
 SELECT p.share, p.text, p.at FROM jobs j JOIN job_progress p ON {PROGRESS_OF_JOB}
 WHERE p.job_id = :job_id
-""")
-
-# The number of present bots that match one queued job's requirements, are large enough, are healthy, and could take it
-# now.
-CHANCES = Statement(f"""
-SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
-    count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")}) AS fitting,
-    count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")} AND {HEALTHY.of(bot="b")}) AS willing,
-    count(*) FILTER (WHERE {can_take("b", "w")}) AS free
-FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
-      FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) w
-CROSS JOIN LATERAL ({able_bots("b.*", "w", which="status <> 'gone'", limit="ALL")}) b
 """)
 
 JOB_ROW_ID = Statement(f"""
@@ -271,7 +258,7 @@ def withdrawn_reason(connection: Connection, job: str, *, instances: Sequence[st
 
 
 def job(connection: Connection, job: str, *, instances: Sequence[str] | None) -> dict[str, Any] | None:
-    """A submission's job with `events`; None if the caller sees none. If queued, also `chances`, counts of bots."""
+    """A submission's job with `events`; None if the caller sees none."""
     row = connection.execute(JOB, {"ids": [job], "instances": instances}).mappings().one_or_none()
     if row is None:
         return None
@@ -279,8 +266,6 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
     found = dict(row) | {"events": [dict(event) for event in events]}
     told = connection.execute(PROGRESS_TOLD, {"job_id": row["row_id"]}).mappings().one_or_none()
     found["progress"] = None if told is None else dict(told)
-    if row["state"] == "queued":
-        found["chances"] = dict(connection.execute(CHANCES, {"job_id": row["row_id"]}).mappings().one())
     return found
 
 

@@ -52,6 +52,10 @@ MAX_WAITS = 5_000
 #: OFFSET 0 keeps the planner from reading every requirement set of every bot to learn that none matches.
 UNMATCHABLE = f"""NOT EXISTS (
     {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)"""
+_OF_JOB = Statement(f"""
+SELECT {UNMATCHABLE} FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
+    FROM jobs j JOIN instances i ON i.id = j.instance WHERE j.id = :job_id OFFSET 0) q
+""")
 # Queued jobs by instance, and how many of them no present bot could run, even if it were idle: of each instance the
 # jobs up to an even share of the bound.
 _COUNTED = f"""
@@ -410,3 +414,8 @@ def _estimate(connection: Connection) -> int | None:
 
 def _rows(connection: Connection, statement: Any, values: dict[str, Any]) -> Rows:
     return [dict(row) for row in connection.execute(statement, values).mappings()]
+
+
+def is_unmatchable(connection: Connection, job_id: int) -> bool:
+    """Return True if no present bot could run this waiting job, even if it were idle."""
+    return bool(connection.execute(_OF_JOB, {"job_id": job_id}).scalar_one())

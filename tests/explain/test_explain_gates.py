@@ -395,7 +395,7 @@ def test_show_tells_the_node_and_why_it_waits(pool: Pool, operator: httpx.Client
     graph = submitted(pool, {1: [], 2: [1]})
     shown = operator.get(f"/v1/jobs/{graph.jobs[2]}").json()
     assert shown["graph"] == {"id": graph.public_id, "name": "build", "node": 2, "depth": 1}
-    assert shown["waiting"]["sentence"] == "node 2 of graph 'build' waits for 1 node: node 1 is queued"
+    assert shown["waiting"]["sentence"] == explained(pool, graph.jobs[2]).sentence
 
 
 def test_an_order_that_chooses_among_the_first_jobs_of_a_queue_is_named(pool: Pool) -> None:

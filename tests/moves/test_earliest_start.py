@@ -205,7 +205,11 @@ def test_a_caller_sees_when_its_job_starts_and_changes_it(served: Served, operat
         (job,) = (each["id"] for each in submitted.json()["jobs"])
         (row,) = http.get("/v1/jobs").json()["jobs"]
         assert row["why"].startswith(("starts in 2 h, at ", "starts in 1 h 59 min, at "))
-        assert http.get(f"/v1/jobs/{job}").json()["waiting"]["sentence"].startswith("no bot that serves")
+        assert (
+            http.get(f"/v1/jobs/{job}")
+            .json()["waiting"]["sentence"]
+            .startswith("it does not run because it starts at ")
+        )
         gates = {each["gate"]: each for each in http.get(f"/v1/jobs/{job}/explain").json()["gates"]}
         assert "it starts at" in gates["backoff"]["sentence"]
         assert gates["backoff"]["sentence"].endswith(("in 2 h", "in 1 h 59 min"))
