@@ -178,7 +178,11 @@ def test_what_needs_a_pool_is_refused_by_name_and_runs_if_that_is_ignored(leaseh
         assert divide.using(locks=["till"], properties={"gpu": "a100"}).defer(1).result() == 0.5
 
 
-def test_it_starts_without_a_pool_and_without_pytest_and_ends_with_its_block(no_pool_of_our_own: None) -> None:
+@pytest.mark.usefixtures("no_pool_of_our_own")
+def test_it_starts_without_a_pool_and_without_pytest_and_ends_with_its_block(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_DATA", str(tmp_path))  # there may be a pool in the place where one is by default
     program = (
         "import sys, time, leasehold.testing as t\nfrom tests.support.apps.example_app import divide\n"
         "b = time.monotonic()\n"
