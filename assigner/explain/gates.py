@@ -185,14 +185,14 @@ def _cohort(found: Evidence) -> GateVerdict:
     belongs = f"its {label} belongs" if job.label else "without a label it belongs"
     if job.label and job.label not in (job.cohort_labels or ()):
         belongs = f"no cohort has its {label}, so it belongs"
-    bots = f"{cohort.healthy} of {plural(cohort.present, 'bot')} healthy"
+    bots = f"with {cohort.healthy} of {plural(cohort.present, 'bot')} healthy" if cohort.present else "which has no bot"
     if cohort.more:
         bots += " among those looked at"
     return _on_bots(
         found,
         predicates.COHORT,
         cohort.healthy > 0,
-        f"{belongs} to cohort '{job.cohort_name}', with {bots}",
+        f"{belongs} to cohort '{job.cohort_name}', {bots}",
         {
             "label": job.label,
             "cohort": job.cohort_name,
