@@ -606,7 +606,6 @@ class TaskRun(AttemptRun):
         # A task can send whatever it likes in the name of its process.
         seconds = told.seconds if told is not None and 0 <= told.seconds <= MAX_USED else self.age
         ending = Ending(code, None if code is None else round(seconds, 6))
-        complaint = None if told is None or not told.result else self._take_result(told.result)
         outcome: Outcome | None
         if self._cause is not None:
             outcome = self._stopped(self._cause, ending)
@@ -619,17 +618,7 @@ class TaskRun(AttemptRun):
         else:
             assert self.child is not None
             outcome = self._ended(ending, self.child.site)
-        if outcome is not None:
-            outcome = self._completed(outcome if complaint is None else complaining(outcome, complaint), told)
-        self._finish(outcome)
-
-    def _take_result(self, result: bytes) -> str | None:
-        """Keep the result that came with the end of the call; return why not, if it is none."""
-        try:
-            self._result = check_json("result", result, validation.MAX_RESULT_BYTES)
-        except BadInput as error:
-            return f"{NO_RESULT} it {error.reason}"
-        return None
+        self._finish(None if outcome is None else self._completed(outcome, told))
 
     def expire(self) -> None:
         """End a run whose process the guardian's alarm has killed: the lease is lost."""
@@ -638,10 +627,16 @@ class TaskRun(AttemptRun):
         self._finish(None)
 
     def _completed(self, outcome: Outcome, told: CallEnd | None) -> Outcome:
-        """Add what the task has left in its directory to its outcome."""
+        """Add what the task has left to its outcome."""
         clean = told is not None and told.clean
         assert self.child is not None
         assert self._directory is not None
+        if told is not None and told.result:
+            try:
+                found = check_json("result", told.result, validation.MAX_RESULT_BYTES)
+                outcome = outcome.model_copy(update={"result": found})
+            except BadInput as error:
+                outcome = complaining(outcome, f"{NO_RESULT} it {error.reason}")
         files = self._files
         assert files is not None
         if not clean:

@@ -119,8 +119,6 @@ class AttemptRun(ABC):
         self.outcome_json = b""
         self._place, self._notify = place, notify
         self._lock = threading.Lock()
-        #: The result as JSON, where it came with the end of a call, and not in a file.
-        self._result: str | None = None
         self._stop: StopReason | None = None
         self._kill_at: float | None = None
         #: Why the command was stopped; None if it ended by itself.
@@ -294,5 +292,4 @@ class AttemptRun(ABC):
             seconds=ending.seconds,
             output_bytes=self.output.written,
             output_truncated=self.output.truncated,
-            result=self._result,
         )
