@@ -171,8 +171,7 @@ class ChangedJob(BaseModel):
     changed: bool = Field(description="true: this call changed the job; a finished job keeps its result")
     why: str | None = Field(
         default=None,
-        exclude_if=lambda why: why is None,
-        description="why the call left the job as it is, and what would do it; unset = it changed the job",
+        description="why the call left the job as it is, and what would do it; null = it changed it, or there is none",
     )
 
 

@@ -180,10 +180,10 @@ def test_what_passes_the_filter_is_changed_and_nothing_else(operator: httpx.Clie
     before = dict.fromkeys(others, "queued")
 
     (held,) = act(operator, "hold", where=OF_BUILD, reason="later")
-    assert held["jobs"] == [{"id": job, "state": "parked", "changed": True} for job in (two, one)]
+    assert held["jobs"] == [{"id": job, "state": "parked", "changed": True, "why": None} for job in (two, one)]
     (urgent,) = act(operator, "priority", where=OF_BUILD | {"label": "x"}, priority=-7)
     assert (urgent["jobs"], urgent["changed"]) == (
-        [{"id": two, "state": "parked", "changed": True, "priority": -7}], 1
+        [{"id": two, "state": "parked", "changed": True, "why": None, "priority": -7}], 1
     )  # fmt: skip
     act(operator, "release", where=OF_BUILD | {"label": "x"})
     assert states(operator) == before | {one: "parked", two: "queued"}

@@ -222,7 +222,7 @@ def test_status_and_the_list_of_bots(served: Served, operator: httpx.Client, poo
 
 def test_cancel_tells_what_became_of_each_and_keeps_what_ended(operator: httpx.Client, database: Database) -> None:
     one, two = submitted(operator, JOB, JOB)
-    ended = {"id": one, "state": "cancelled", "changed": True}
+    ended = {"id": one, "state": "cancelled", "changed": True, "why": None}
     assert operator.post("/v1/jobs/cancel", json={"ids": [one]}).json() == {"jobs": [ended], "next": None}
     answer = operator.post("/v1/jobs/cancel", json={"ids": [two.upper(), "nonsense", one]}).json()
     told = [(job["state"], job["changed"]) for job in answer["jobs"]]
@@ -351,7 +351,9 @@ def test_who_waits_is_told_of_a_withdrawal_and_the_others_wait_on(either: Served
             for ids in ([joined], [job], [job, joined])
         )
         eventually(lambda: either.waits("done") == 3)
-        assert cancel(http, joined).json()["jobs"] == [{"id": joined, "state": "cancelled", "changed": True}]
+        assert cancel(http, joined).json()["jobs"] == [
+            {"id": joined, "state": "cancelled", "changed": True, "why": None}
+        ]
         assert leaves.result(NEWS).json()["done"] is True
         eventually(lambda: either.waits("done") == 2)
         assert not stays.done()
@@ -421,7 +423,7 @@ def test_what_a_lost_bot_had_sent_can_be_read_when_the_job_runs_again(
 
 def test_a_cancelled_submission_is_shown_so_while_the_job_goes_on(operator: httpx.Client, database: Database) -> None:
     job, joined = submitted(operator, SHARED, SHARED)
-    assert cancel(operator, job).json()["jobs"] == [{"id": job, "state": "cancelled", "changed": True}]
+    assert cancel(operator, job).json()["jobs"] == [{"id": job, "state": "cancelled", "changed": True, "why": None}]
     assert cancel(operator, job).json()["jobs"] == [
         {"id": job, "state": "cancelled", "changed": False, "why": "it is cancelled"}
     ]

@@ -214,7 +214,7 @@ def test_a_caller_sees_when_its_job_starts_and_changes_it(served: Served, operat
         assert "it starts at" in gates["backoff"]["sentence"]
         assert gates["backoff"]["sentence"].endswith(("in 2 h", "in 1 h 59 min"))
         answer = http.post("/v1/jobs/reschedule", json={"ids": [job], "delay": 0}).json()
-        assert answer["jobs"] == [{"id": job, "state": "queued", "starts_at": None, "changed": True}]
+        assert answer["jobs"] == [{"id": job, "state": "queued", "starts_at": None, "changed": True, "why": None}]
         assert http.get("/v1/jobs").json()["jobs"][0]["why"] == "no bot in its cohort"
         for bad in ({}, {"delay": 1, "schedule_after": "2026-12-01T10:00Z"}, {"schedule_after": "tomorrow"}):
             assert http.post("/v1/jobs/reschedule", json={"ids": [job], **bad}).status_code in (400, 422)

@@ -140,8 +140,8 @@ def test_priorities_over_the_wire_by_ids_and_by_filter(operator: httpx.Client) -
     answer = operator.post("/v1/jobs/priority", json={"priority": 4, "ids": [one, "nonsense"], "reason": "r"}).json()
     assert answer == {
         "jobs": [
-            {"id": one, "state": "queued", "changed": True, "priority": 4},
-            {"id": "nonsense", "state": None, "changed": False, "priority": None},
+            {"id": one, "state": "queued", "changed": True, "why": None, "priority": 4},
+            {"id": "nonsense", "state": None, "changed": False, "why": None, "priority": None},
         ],
         "changed": 1,
         "more": False,
