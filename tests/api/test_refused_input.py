@@ -88,3 +88,18 @@ def test_in_a_graph_by_the_place_of_the_node(refusals: Refusals, operator: httpx
         assert answer.status_code in (400, 422), (name, answer.text)
         assert (name, answer.json()["detail"]) == (name, f"nodes.1.{said}".replace(*UNKNOWN))
     assert counts(database) == before
+
+
+def test_what_should_be_an_object_is_refused_as_such(operator: httpx.Client) -> None:
+    for path, body, said in (
+        ("/v1/graphs", [], "body: input should be an object"),
+        (
+            "/v1/graphs",
+            {"name": "g", "nodes": [JOB | {"node": 1}], "callback": []},
+            "callback: input should be an object",
+        ),
+        ("/v1/jobs", {"jobs": [5]}, "jobs.0: input should be an object"),
+        ("/v1/jobs", {"jobs": [JOB | {"env": []}]}, "jobs.0.env: input should be an object"),
+        ("/v1/jobs/cancel", {"where": 5}, "where: input should be an object"),
+    ):
+        assert (operator.post(path, json=body).json()["detail"], body) == (said, body)
