@@ -186,6 +186,8 @@ def _cohort(found: Evidence) -> GateVerdict:
     if job.label and job.label not in (job.cohort_labels or ()):
         belongs = f"no cohort has its {label}, so it belongs"
     bots = f"with {cohort.healthy} of {plural(cohort.present, 'bot')} healthy" if cohort.present else "which has no bot"
+    if cohort.leaving:
+        bots += f", {cohort.leaving} draining or closing"
     if cohort.more:
         bots += " among those looked at"
     return _on_bots(

@@ -123,7 +123,8 @@ present AS MATERIALIZED (
 
 COHORT_BOTS = Statement(f"""
 WITH {_WANT}, {_PRESENT}
-SELECT count(*) AS present, count(*) FILTER (WHERE {HEALTHY.of(bot="b")}) AS healthy, count(*) > :look AS more
+SELECT count(*) AS present, count(*) FILTER (WHERE {HEALTHY.of(bot="b")}) AS healthy, count(*) > :look AS more,
+    count(*) FILTER (WHERE b.draining OR b.closing) AS leaving
 FROM present b
 """)
 
@@ -374,11 +375,12 @@ class NodeEvidence:
 
 @dataclass(frozen=True)
 class CohortEvidence:
-    """Bots of the job's cohort. more: there are more than were counted."""
+    """Bots of the job's cohort. more: there are more than were counted. leaving: draining or closing."""
 
     present: int
     healthy: int
     more: bool
+    leaving: int = 0
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,7 @@ def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, 
 
     assert waiting(nobody) == (True, "it does not run because no bot of cohort 'default' offers gpu=h100")
     assert waiting(large)[0]
+    assert waiting(large)[1].endswith("no healthy matching bot has 3 units: the largest has 2")
     assert waiting(over)[0] is False
     assert "'full' in cohort 'default' uses 0 of 0, this job needs 1: 0 + 1 > 0" in waiting(over)[1]
     assert waiting(fits)[0] is False
@@ -194,7 +195,7 @@ def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, 
     assert unmatchable == [nobody, large]
     assert operator.get("/v1/jobs?unmatchable=true&state=parked").json()["jobs"] == []
     operator.post("/v1/bots/b1/drain", json={})
-    assert waiting(fits)[1].endswith("0 of 1 bot healthy")
+    assert waiting(fits)[1].endswith("0 of 1 bot healthy, 1 draining or closing")
     pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE label = 'fits'")
     assert waiting(fits)[1].startswith("it does not run because ")
 
