@@ -90,7 +90,7 @@ def as_stored(model: type[Model], values: Mapping[str, Any]) -> tuple[Model, str
     try:
         return model.model_validate(values), None
     except ValidationError as error:
-        return model.model_construct(**values), ": ".join(filter(None, first_error(error)))
+        return model.model_construct(**values), first_refusal(error)
 
 
 def misspelt(model: type[BaseModel], error: Mapping[str, Any]) -> str:
@@ -117,10 +117,20 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def first_error(error: ValidationError) -> tuple[str, str]:
-    """The field of the first error, "" if it is about the whole value, and what is wrong with it, in one line."""
+    """The field of the first error, "" if it is about the whole value, and what is wrong with it, in one line.
+
+    The words are those in which HTTP refuses it.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(escaped(str(part), 60) for part in first["loc"])
-    return field, plain(first["msg"])
+    said = escaped(plain(first["msg"]))
+    return field, f"{said[:1].lower()}{said[1:]}"
+
+
+def first_refusal(error: ValidationError, whole: str = "") -> str:
+    """The first error in one line, as `first_error` tells it. whole: the name of the whole value, "" for none."""
+    field, said = first_error(error)
+    return f"{field or whole}: {said}" if field or whole else said
 
 
 def first_errors(document: Any, place: str, most: int, validate: Callable[[Any], object]) -> list[dict[str, Any]]:

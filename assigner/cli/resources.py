@@ -454,7 +454,7 @@ def _checked(model: type[BaseModel], values: Mapping[str, Any], fields: Sequence
 def _refusal(kind: str, said: str, given: object, field: _Field | None) -> BadInput:
     """Turn a validation error of the model into an error that names the option or argument."""
     if field is None:
-        return BadInput("request", said.removeprefix("Value error, "))
+        return BadInput("request", plain(said))
     numbers = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
     if kind in numbers:
         wanted = f"neither {numbers[kind]} nor '{NONE}'" if field.nullable else f"not {numbers[kind]}"

@@ -97,7 +97,7 @@ def request_of(
         job = JobRequest.model_validate(fields)
     except ValidationError as error:
         field, said = first_error(error)
-        raise BadInput(field or "job", said[:1].lower() + said[1:]) from None
+        raise BadInput(field or "job", said) from None
     job = job if level is None else job.with_service_level(level)
     return with_estimate(job.normal(instance=instance), estimate)
 

@@ -18,6 +18,7 @@ from assigner.operator_resources.declaration import By, Removal, Resource
 from assigner.operator_resources.registry import RESOURCES
 from assigner.operator_resources.tenancy import COHORTS
 from schema import declarations
+from schema.fields import first_error
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
 from schema.policy import canaries, trials, versions
@@ -177,9 +178,9 @@ def _terms(
     try:
         resource.set.model.model_validate_json(to_json(terms))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("limits", resource.name, name, *first["loc"])))
-        raise BadInput(where, first["msg"]) from None
+        field, said = first_error(error)
+        where = ".".join(("limits", resource.name, name, *([field] if field else ())))
+        raise BadInput(where, said) from None
     return terms
 
 
@@ -221,7 +222,7 @@ def restore(connection: Connection, wanted: Content, *, actor: str, reason: str)
                 for half in (names[: len(names) // 2], names[len(names) // 2 :]):
                     tried(resource, half, act)
                 return
-            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            said = first_error(error)[1] if isinstance(error, ValidationError) else error
             kept.append(f"{resource} {names[0]}".rstrip() + f": {said}")
 
     def set_all(resource: Resource[Any]) -> None:

@@ -22,6 +22,7 @@ from schema import declarations
 from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaChange
+from schema.fields import first_refusal
 from schema.fleet import success
 from schema.policy import queue_limits, time_windows, versions
 from schema.policy.trials import TRIAL
@@ -270,8 +271,7 @@ def _newest_usable(connection: Connection, file: PoolSettings, refused: int) -> 
 
 def unusable(version: int, error: ValidationError) -> str:
     """Return why a process cannot use a version."""
-    first = error.errors(include_url=False)[0]
-    return f"policy {version} cannot be used here: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"policy {version} cannot be used here: {first_refusal(error)}"
 
 
 class Follower:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from assigner.config import loading
 from assigner.simulation.past import MOST_BOTS, MOST_JOBS, Attempt, Past, PastBot, PastJob
+from schema.fields import first_error
 from schema.requests import JobRequest
 
 #: When a generated span begins: a Monday.
@@ -68,9 +69,8 @@ class Load(_Part):
         try:
             return JobRequest.model_validate({"command": ["true"], **self.job}).normal()
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            raise BadInput(f"load.{group}.job.{field}", first["msg"]) from None
+            field, said = first_error(error)
+            raise BadInput(f"load.{group}.job.{field}", said) from None
 
     def _job(self, name: str, at: float, request: Mapping[str, Any], chance: random.Random) -> PastJob:
         # The 95 % quantile of a lognormal distribution is median · exp(1.645 σ).

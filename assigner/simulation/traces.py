@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from assigner.simulation.generated import BEGIN, MOST_SECONDS
 from assigner.simulation.past import MOST_BOTS, MOST_JOBS, Attempt, Past, PastBot, PastJob
+from schema.fields import first_error
 from schema.requests import JobRequest
 
 #: Why jobs of a trace are left out.
@@ -67,7 +68,7 @@ def read_trace(path: Path, bots: Sequence[PastBot] | None, *, span: float | None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInput(str(path), f"cannot be read: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, csv.Error) as error:
-        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        said = first_error(error)[1] if isinstance(error, ValidationError) else error
         raise BadInput(str(path), f"is not such a trace as its first line says: {said}") from None
     if not jobs:
         others = "".join(f"; {number:,} {why}" for why, number in left_out.items())

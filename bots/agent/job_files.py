@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bots.protocol import MAX_REASON, Outcome, Progress, Usage
 from schema import clock, validation
+from schema.fields import first_refusal
 from schema.validation import check_json, parse_json
 
 #: The largest usage file in bytes, and the longest report: the reports on 10,000 ended leases must fit into one call.
@@ -69,8 +70,7 @@ def read_usage(path: Path, *, owner: int | None = None) -> Usage | None:
     try:
         found = _USAGE.validate_python(parse_json(raw, "usage")) if raw.strip() else None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise BadInput("usage", f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"[:300]) from None
+        raise BadInput("usage", first_refusal(error)[:300]) from None
     if found is not None and len(_USAGE.dump_json(found)) > MAX_TOLD_BYTES:
         raise BadInput("usage", f"says more than {MAX_TOLD_BYTES} bytes")
     return found

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from bots.farm.storage.passthrough import passed_on
 from bots.farm.storage.trees import MOST_TOLD
 from bots.farm.storage.upstream import Digest, Missing
+from schema.fields import first_refusal
 
 #: Trailing metadata in which an error's details travel.
 DETAILS = "grpc-status-details-bin"
@@ -87,8 +88,7 @@ def _status(error: Exception) -> tuple[StatusCode, str, Any]:
         case Missing():
             return StatusCode.FAILED_PRECONDITION, str(error), violations(error.digests)
         case ValidationError():
-            first = error.errors(include_url=False, include_input=False)[0]
-            return StatusCode.INVALID_ARGUMENT, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", None
+            return StatusCode.INVALID_ARGUMENT, first_refusal(error), None
         case BadInput():
             return StatusCode.INVALID_ARGUMENT, str(error), None
         case Unauthorised():

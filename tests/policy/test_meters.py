@@ -130,8 +130,8 @@ def test_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("echo", "{}"), "prints no reading: used: Field required"),
-        (("echo", "12 of 50"), "prints no reading: its output: Invalid JSON"),
+        (("echo", "{}"), "prints no reading: used: field required"),
+        (("echo", "12 of 50"), "prints no reading: its output: invalid JSON"),
         (("echo", '{"used": NaN, "limit": 5}'), "prints no reading"),
         (("sh", "-c", "exit 3"), "ends with exit 3"),
         (("sh", "-c", "yes | head -c 70000"), "prints more than 65536 bytes"),

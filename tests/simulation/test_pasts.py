@@ -83,9 +83,14 @@ def test_what_is_no_trace_and_no_load_is_refused_in_one_line(tmp_path: Path) -> 
         path.write_text(text)
         with pytest.raises(BadInput, match=reason):
             read_trace(path, None if text.startswith(";") else [PastBot("b", 9)], span=None)
-    path.write_text("[[bots]]\ncount = 1\n[[load]]\nper_hour = 3\nseconds = 1\njob = {units = 'x'}\n")
-    with pytest.raises(BadInput, match=r"load\.1\.job\.units: "):
-        generate(path, seed=1)
+    for job, reason in (
+        ("units = 'x'", "units: input should be a valid integer"),
+        ("unit = 1", "unit: there is no such field"),
+        ("label = 'x', instance = 'X'", "instance: is not a name: use a-z"),
+    ):
+        path.write_text(f"[[bots]]\ncount = 1\n[[load]]\nper_hour = 3\nseconds = 1\njob = {{{job}}}\n")
+        with pytest.raises(BadInput, match=rf"^load\.1\.job\.{reason}"):
+            generate(path, seed=1)
     path.write_text("[[bots]]\ncount = 20000\n[[bots]]\ncount = 1\n")
     with pytest.raises(BadInput, match="load: is missing"):
         generate(path, seed=1)

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
-from leasehold import wire
 from leasehold.errors import BadInput, NotFound
 from pydantic import BaseModel, Field, ValidationError
 
@@ -14,6 +13,7 @@ from assigner.api.submission import RequestModel
 from assigner.placement.decision_sample import BY_WEIGHTS, Rescored, Seen, rescore
 from assigner.placement.registry import StrategySettings
 from assigner.placement.strategy import CapacityTerm, Score, Weights
+from schema.fields import first_error
 from schema.postgres.connection import Connection
 from schema.tenancy import processes
 from schema.tenancy.processes import MAX_DECISIONS, DecisionRow
@@ -171,8 +171,7 @@ def _tried(row: DecisionRow, body: ScoresRequest) -> Scores:
         seen, before = Seen.model_validate(row.seen), StrategySettings.model_validate(row.policy)
         tried = StrategySettings.model_validate({**row.policy, **given, "weights": weights})
     except ValidationError as error:
-        reason = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise BadInput("decision", f"this gateway cannot make it again: {wire.escaped(reason, 200)}") from None
+        raise BadInput("decision", f"this gateway cannot make it again: {first_error(error)[1]}") from None
     in_force, again = rescore(seen, before), rescore(seen, tried)
     return Scores(
         decision=_shown(row),

@@ -28,6 +28,7 @@ from assigner.simulation.replay import BotsOf, measured_of, step_of
 from assigner.simulation.runs import Trial, run_all
 from schema.accounting import simulations
 from schema.accounting.accounts import PoolLimits
+from schema.fields import first_error
 from schema.policy import versions
 from schema.policy.versions import Content
 from schema.postgres import migrate
@@ -181,7 +182,7 @@ def _of_version(database: Database, file: PoolSettings, id: int | None) -> Tried
     try:
         wanted = merged(file, found.id, found.content["settings"]).settings
     except ValidationError as error:
-        raise BadInput("--policy", f"version {found.id} cannot be used here: {error.errors()[0]['msg']}") from None
+        raise BadInput("--policy", f"version {found.id} cannot be used here: {first_error(error)[1]}") from None
     # What the file declares is among the limits of the version, as it was then.
     fair = wanted.fair_share.model_copy(update=dict.fromkeys(PoolLimits.model_fields))
     return Tried(wanted.model_copy(update={**dict.fromkeys(DECLARED, ()), "fair_share": fair}), found.content)

@@ -19,6 +19,7 @@ from assigner.simulation.past import Past
 from assigner.simulation.replay import BotsOf, measured_of, step_of
 from assigner.simulation.runs import Trial, run_all
 from assigner.simulation.tuning import Parameter, Tuned, Values, Wish, changed, parameters_of, tune
+from schema.fields import first_error
 from schema.policy import versions
 from schema.readable import duration, number, plural, table
 
@@ -97,7 +98,7 @@ def _trial(
     try:
         settings = merged(base.settings, 0, wanted["settings"]).settings
     except ValidationError as error:
-        raise BadInput("--parameter", error.errors()[0]["msg"]) from None
+        raise BadInput("--parameter", first_error(error)[1]) from None
     for name, quota in wanted.get("limits", {}).get("quota", {}).items():
         if quota["max"] is not None and quota["max"] < quota["min"]:
             raise BadInput("--parameter", f"quota {name}: its maximum is below its minimum")

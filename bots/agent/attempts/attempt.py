@@ -30,6 +30,7 @@ from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import Message, Outcome
 from schema import clock
+from schema.fields import first_refusal
 from schema.requests import Payload
 
 _log = structlog.get_logger("leasehold.agent")
@@ -180,9 +181,7 @@ class AttemptRun(ABC):
         try:
             payload = Payload.model_validate(self.assignment.payload)
         except ValidationError as invalid:
-            first = invalid.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "payload"
-            raise ValueError(f"{place}: {first['msg']}") from None
+            raise ValueError(first_refusal(invalid, "payload")) from None
         texts = [*payload.command, *payload.env, *payload.env.values(), payload.stdin or ""]
         "".join(texts).encode()
         if any("\0" in text for text in texts[:-1]):
