@@ -116,8 +116,6 @@ def _reason(error: ErrorDetails) -> str:
     match error["type"]:
         case "missing":
             return "is missing"
-        case "extra_forbidden":
-            return "is not a field of a job"
         case kind:
             message = plain(error["msg"])
             return message if kind == "value_error" else message[:1].lower() + message[1:]

@@ -279,7 +279,7 @@ def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys:
 @pytest.mark.usefixtures("commanding")
 def test_a_file_that_holds_no_graph_is_refused_with_its_place(file: Path, pool: Pool) -> None:
     for broken, said in (
-        (with_node(after=[2]), "Circular dependency detected in graph build: 1 → 2 → 1"),
+        (with_node(after=[2]), "Circular dependency detected in job build: 1 → 2 → 1"),
         ([], f"{file}: "),
         (with_node(after=["x"]), f"{file}: nodes.0.after.0 (node 1): "),
         (with_node(key="k"), f"{file}: nodes.0.key (node 1): "),

@@ -16,8 +16,6 @@ from tests.support.requests import REFUSED, complete, refusal, samples
 from tests.support.servers import counts
 
 SUBMIT = Statement("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
-#: What is said of a field that there is not: in words of its own, and over HTTP as of all bodies.
-UNKNOWN = ("is not a field of a job", "there is no such field")
 #: Fields that a node of a graph has from its graph.
 OF_A_GRAPH = ("instance", "key", "dedup_key")
 
@@ -41,7 +39,7 @@ def test_over_http_by_the_place_in_the_batch(refusals: Refusals, operator: httpx
     for name, (flat, said) in refusals.items():
         answer = operator.post("/v1/jobs", json={"jobs": [complete({}), flat]})
         assert answer.status_code in (400, 422), (name, answer.text)
-        assert (name, answer.json()["detail"]) == (name, f"jobs.1.{said}".replace(*UNKNOWN))
+        assert (name, answer.json()["detail"]) == (name, f"jobs.1.{said}")
         assert answer.json()["field"] == f"jobs.1.{said.partition(': ')[0]}"
         assert len(answer.json()["detail"]) < 500
     for field, number in (("priority", 10**40), ("timeout_seconds", 10**400), ("units", 2**31)):
@@ -86,7 +84,7 @@ def test_in_a_graph_by_the_place_of_the_node(refusals: Refusals, operator: httpx
         nodes = [complete({"node": 1}), flat | {"node": 2}]
         answer = operator.post("/v1/graphs", json={"name": "build", "nodes": nodes})
         assert answer.status_code in (400, 422), (name, answer.text)
-        assert (name, answer.json()["detail"]) == (name, f"nodes.1.{said}".replace(*UNKNOWN))
+        assert (name, answer.json()["detail"]) == (name, f"nodes.1.{said}")
     assert counts(database) == before
 
 

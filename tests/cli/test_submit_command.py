@@ -44,7 +44,7 @@ def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest
         ('{"command": ["a"], "timeout_seconds": NaN}', "holds NaN"),
         ('{"command": ["a"], "command": ["b"]}', "repeats the key 'command'"),
         ('{"command": ["\\u0000"]}', "NUL"),
-        ('{"comand": ["a"], "command": ["a"]}', "comand: is not a field of a job; did you mean 'command'?"),
+        ('{"comand": ["a"], "command": ["a"]}', "comand: there is no such field; did you mean 'command'?"),
     ],
 )
 def test_bad_lines_are_named_and_nothing_is_submitted(

@@ -50,7 +50,7 @@ def test_a_circle_or_a_number_given_twice_is_refused_before_anything_is_stored(p
     twice = graph_of({1: [], 2: []})
     twice["nodes"][1]["node"] = 1
     for request, reason in (
-        *((graph_of(after), f"Circular dependency detected in graph build: {path}") for after, path in CIRCLES),
+        *((graph_of(after), f"Circular dependency detected in job build: {path}") for after, path in CIRCLES),
         (twice, "Duplicate sheet_num 1 in job build"),
     ):
         with pytest.raises(BadInput) as refused:

@@ -19,8 +19,7 @@ BEGIN
         INTO refused FROM (
             SELECT r.ordinality - 1 AS n, f.nth, g.key, CASE
                 WHEN f.name IS NULL AND g.key = 'urgency' THEN ': is now `priority`, which is 100 - urgency'
-                WHEN f.name IS NULL AND is_node THEN ': there is no such field'
-                WHEN f.name IS NULL THEN ': is not a field of a job'
+                WHEN f.name IS NULL THEN ': there is no such field'
                 WHEN f.kind = 'properties' AND jsonb_typeof(g.value) = 'object' AND g.value ? 'leasehold.farm' THEN
                     ': names ''leasehold.farm'', as only requests of the farm door do'
                 WHEN f.name = 'dedup_key' AND g.value #>> '{}' LIKE 'a:%' THEN

@@ -67,7 +67,7 @@ BEGIN
     circle := circle[edge:] || circle[1:edge];
     -- A long circle is named by its first ten nodes and its last three.
     left_out := cardinality(circle) - 13;
-    RAISE EXCEPTION 'Circular dependency detected in graph %: %', job_name, (
+    RAISE EXCEPTION 'Circular dependency detected in job %: %', job_name, (
         SELECT string_agg(CASE WHEN c.nth = 11 AND left_out > 1 THEN format('… %s more …', left_out)
                 ELSE nos[c.place]::text END, ' → ' ORDER BY c.nth)
             FROM unnest(circle) WITH ORDINALITY c (place, nth)
