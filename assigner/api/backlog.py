@@ -327,6 +327,8 @@ def _why(
     """Return why the act did not change the job, None if it did. is_shared: a waiting job is one that others share."""
     if job.changed:
         return None
+    if isinstance(job, Requeued) and job.why is not None:
+        return job.why
     if is_repeated:
         return "it was queued again before"
     if is_shared and job.state in (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED):

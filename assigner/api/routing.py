@@ -142,6 +142,8 @@ Act = Literal["cancel", "hold", "release", "requeue", "priority", "reschedule"]
 def left_alone(act: Act, id: str, state: str) -> str:
     """Return why an act left a job of this state as it is, and what would do what was meant."""
     match JobState(state):
+        case JobState.SUCCEEDED if act == "requeue":
+            return "only jobs that are held, failed, dead or cancelled are queued again"
         case JobState.CANCELLED:
             return "it is cancelled"
         case JobState.SUCCEEDED | JobState.FAILED | JobState.DEAD:
@@ -149,7 +151,7 @@ def left_alone(act: Act, id: str, state: str) -> str:
         case JobState.CANCELLING:
             return "its bot is asked to stop it"
         case JobState.LEASED | JobState.RUNNING:
-            return f"a bot has it; `leasehold cancel {id}` stops it"
+            return "a bot has it"
         case JobState.DEFERRED:
             return "it is out of the queue until fewer jobs wait"
         case JobState.PARKED if act == "hold":

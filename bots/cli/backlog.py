@@ -115,9 +115,9 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
             again = "`leasehold requeue ID` copies one again"
             tell(f"{plural(len(left_out), 'job')} {was} left out: requeued before; {again}")
         if not wait:
-            _print_results(caller, answers, _successor, only=REQUEUED)
+            _print_results(caller, answers, _successor)
             return
-        _refuse_if_over(answers, only=REQUEUED)
+        _refuse_if_over(answers)
         if not caller.json:
             _print(answers, _successor)
         _refuse_absent(answers)
@@ -175,23 +175,19 @@ def reschedule(
     seconds = 0.0 if now else None if delay is None else times.seconds(delay, option="--in")
     with caller.client() as client, acting(client, chosen) as (jobs, told):
         answers = client.backlog.reschedule(jobs, schedule_after=starts, delay=seconds, reason=reason, told=told)
-    if starts is not None and not caller.json:
+    if starts is not None and not caller.json and any(job["changed"] for job in answers):
         tell(times.of_start(starts))
     _print_results(caller, answers, _start)
 
 
-#: Which jobs `requeue` is for.
-REQUEUED = "only those that are held, failed, dead or cancelled are queued again"
 COMMANDS: tuple[click.Command, ...] = (cancel, hold, release, requeue, priority, reschedule)
 
 
-def _print_results(
-    caller: Caller, answers: Sequence[Record], story: Callable[[Record], str], *, only: str = ""
-) -> None:
-    """Print each job's answer; raise NotFound if a job does not exist. only: see `_refuse_if_over`."""
+def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
+    """Print each job's answer; raise NotFound if a job does not exist."""
     if caller.json:
         output.print_json(answers)
-    _refuse_if_over(answers, only=only)
+    _refuse_if_over(answers)
     if not caller.json:
         _print(answers, story)
     _refuse_absent(answers)
@@ -216,19 +212,14 @@ def _refuse_absent(answers: Sequence[Record]) -> None:
         raise NotFound(f"id: there is no job '{absent[0]}'")
 
 
-def _refuse_if_over(answers: Sequence[Record], *, only: str = "") -> None:
-    """Raise Conflict if all the jobs exist, none waits and so none was changed. A repeat of a change is no conflict.
-
-    only: which jobs the change is for; empty = those that wait.
-    """
+def _refuse_if_over(answers: Sequence[Record]) -> None:
+    """Raise Conflict if all the jobs exist, none waits and so none was changed. A repeat of a change is no conflict."""
     rest = [job for job in answers if job["state"] in (None, *WAITING) or job["changed"] or job.get("job")]
     if answers and not rest:
-        first = f"job '{answers[0]['id']}' is {answers[0]['state']}"
-        if only:
-            others = f" and the other {len(answers) - 1} are no such jobs" if len(answers) > 1 else ""
-            raise Conflict("already_final", f"{first}{others}: {only}; nothing was changed")
-        others = f", and the other {len(answers) - 1} do not wait either" if len(answers) > 1 else ""
-        raise Conflict("already_final", f"{first}, it does not wait{others}; nothing was changed")
+        first = answers[0]
+        why = output.plain(first.get("why") or "it does not wait")  # a gateway of an older version does not say it
+        nothing = "nothing" if len(answers) == 1 else f"none of the {len(answers)} jobs"
+        raise Conflict("already_final", f"job '{first['id']}' is {first['state']}: {why}; {nothing} was changed")
 
 
 def _state(job: Record) -> str:

@@ -228,14 +228,21 @@ WHERE n.job_id = ANY (CAST(:ids AS bigint[])) AND {_STANDS} ORDER BY 1, 2
 """)
 
 
+class RetriedNode(NamedTuple):
+    """What became of a node's job. job: public id of its new job, None = it cannot run now; why: the reason of that."""
+
+    job: str | None
+    made: bool
+    why: str | None
+
+
 def retry_nodes(
     connection: Connection, jobs: Mapping[str, int], *, ceiling: int | None, key: str | None, actor: str
-) -> dict[str, tuple[str | None, bool]]:
+) -> dict[str, RetriedNode]:
     """Let the graphs go on of which some of these jobs, given by public id and id, are nodes.
 
-    Returns for each node's job the public id of its new job, and whether it was made; None for a node that cannot run
-    now, because one that it depends on failed or its graph is busy. Jobs of no graph, and of graphs of which another
-    one has taken the place, are left out. Raises as `retry_graph` does for other reasons.
+    A node cannot run now if one that it depends on failed, or if its graph is busy. Jobs of no graph, and of graphs of
+    which another one has taken the place, are left out. Raises as `retry_graph` does for other reasons.
     """
     ids = list(jobs.values())
     graphs = [str(row.public_id) for row in connection.execute(GRAPHS_OF_JOBS, {"ids": ids})]
@@ -246,15 +253,28 @@ def retry_nodes(
     for row in connection.execute(OF_JOBS, {"ids": ids}):
         found[str(row.public_id)][row.node_no] = row.job_id
     names = {job_id: name for name, job_id in jobs.items()}
-    answers: dict[str, tuple[str | None, bool]] = {}
+    answers: dict[str, RetriedNode] = {}
     for public_id, wanted in found.items():
         graph = connection.execute(LOCK, {"id": public_id, "instances": None}).one()
         rows, plan = _read(connection, graph.id, wanted)
         made = {}
         if plan.busy is None:
             made = _replace(connection, graph, rows, plan, ceiling=ceiling, key=key, actor=actor)
-        answers |= {names[job_id]: (made.get(number), number in made) for number, job_id in wanted.items()}
+        for number, job_id in wanted.items():
+            why = None if number in made else _why_not(public_id, number, rows, plan)
+            answers[names[job_id]] = RetriedNode(made.get(number), number in made, why)
     return answers
+
+
+def _why_not(graph: str, number: int, rows: Mapping[int, Row], plan: RetryPlan) -> str | None:
+    """Return why this node cannot run now, and what would do it."""
+    if plan.busy is not None:
+        return f"node {plan.busy} of its graph {_busy(rows[plan.busy])}: try again when it has ended"
+    parent = plan.barred.get(number)
+    if parent is None:
+        return None
+    goes_on = f"`leasehold graph retry {graph}` lets the graph go on"
+    return f"it depends on node {parent} of its graph, which {_ended(rows[parent])}; {goes_on}"
 
 
 def _read(connection: Connection, graph: int, wanted: Collection[int] | None) -> tuple[dict[int, Row], RetryPlan]:

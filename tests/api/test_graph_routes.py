@@ -228,6 +228,34 @@ def test_acts_that_leave_a_blocked_node_say_why_and_what_would_do_it(
 
 
 @pytest.mark.usefixtures("commanding")
+def test_a_requeue_of_a_node_that_cannot_run_says_what_stands_in_its_way(
+    pool: Pool, operator: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [{"node": n, "command": ["true"], "after": [n - 1] if n > 1 else []} for n in (1, 2, 3)]
+    made = operator.post("/v1/graphs", json={"name": "g", "nodes": nodes, "on_failure": "cancel"}).json()
+    done, failing, cancelled = (node["id"] for node in made["nodes"])
+    bot = pool.bot()
+    for job, state in ((done, "succeeded"), (failing, "failed")):
+        (work,) = pool.given(bot)
+        assert work["job"] == job
+        if state == "failed":
+            call("requeue", job)
+            assert capsys.readouterr().out.endswith(" (unchanged: a bot has it)\n")
+        bot.sync(completed(work, state))
+    pool.upkeep().run_once()
+    goes_on = f"`leasehold graph retry {made['id']}` lets the graph go on"
+    for job, why in (
+        (done, "succeeded: only jobs that are held, failed, dead or cancelled are queued again"),
+        (cancelled, f"cancelled: it depends on node 2 of its graph, which failed; {goes_on}"),
+    ):
+        with pytest.raises(Conflict) as refused:
+            call("requeue", job)
+        assert str(refused.value) == f"job '{job}' is {why}; nothing was changed"
+    call("graph", "retry", made["id"])
+    assert "\nnode 2 again as " in capsys.readouterr().out, "what the requeue proposes does it"
+
+
+@pytest.mark.usefixtures("commanding")
 def test_the_first_node_that_failed_is_named_with_why(pool: Pool, operator: httpx.Client, tmp_path: Path) -> None:
     """Not one that was cancelled because of it, whatever its number, nor a callback that has nothing to do."""
     nodes = [

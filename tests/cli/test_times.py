@@ -104,6 +104,14 @@ def test_a_changed_start_is_told_with_its_offset(
     assert errors.run(cli, ["reschedule", job["id"], "--at", "tomorrow 10:00"]) == 0
     assert capsys.readouterr().err == "starts at 2026-07-03T10:00:00+02:00 at the earliest\n"
     assert stands.asked[0].body["schedule_after"] == "2026-07-03T10:00:00+02:00"
+    running = job | {"state": "running", "starts_at": None, "changed": False, "why": "a bot has it"}
+    for given, jobs, said in (
+        ([job["id"]], [running], f"error: job '{job['id']}' is running: a bot has it; nothing was changed"),
+        (["--all", "--label", "x"], [], "no job that this could change passes the filter"),
+    ):
+        stands.script = in_turn(Answer({"jobs": jobs, "next": None}))
+        errors.run(cli, ["reschedule", *given, "--at", "tomorrow 10:00"])
+        assert capsys.readouterr().err == f"{said}\n", "no start is told of what was not changed"
 
 
 @pytest.mark.parametrize("zone", ["Europ/Berlin", "nowhere"])

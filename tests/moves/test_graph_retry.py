@@ -9,7 +9,7 @@ from leasehold.errors import Conflict, Forbidden, NotFound
 from schema.moves import graph_retry, graphs
 from schema.moves.graph_retry import GraphEdge, GraphNode, RetriedGraph, plan_retry
 from schema.moves.graphs import SubmittedGraph
-from schema.moves.waiting.hold import requeue
+from schema.moves.waiting.hold import Requeued, requeue
 from schema.requests import GraphRequest
 from tests.support.pool import Bot, Pool, active, completed, taken
 from tests.support.race import Race, cancel
@@ -150,7 +150,9 @@ def test_a_requeue_of_a_node_goes_on_with_its_graph(pool: Pool) -> None:
     both = [submitted.jobs[2], submitted.jobs[3]]
     given: dict[str, Any] = {"instances": None, "ceiling": None, "key": "k", "reason": None, "actor": "test"}
     (barred,) = pool.database.run(lambda c: requeue(c, both[1:], **given))
-    assert (barred.state, barred.successor, barred.changed) == ("cancelled", None, False)
+    goes_on = f"`leasehold graph retry {submitted.public_id}` lets the graph go on"
+    why = f"it depends on node 2 of its graph, which failed; {goes_on}"
+    assert barred == Requeued(both[1], "cancelled", None, changed=False, why=why)
     again = pool.database.run(lambda c: requeue(c, both, **given))
     assert [each.changed for each in again] == [True, True]
     assert states(pool) == ["succeeded", "queued", "blocked", "succeeded"]
@@ -218,6 +220,9 @@ def test_nothing_is_tried_again_while_a_node_is_being_stopped_or_the_callback_ru
     first, second = pool.given(bot)
     cancel(pool, second["job"])
     bot.sync(completed(first, "failed"), active(second))
+    again = {"ceiling": None, "key": None, "reason": None, "instances": None, "actor": "test"}
+    (left,) = pool.database.run(lambda c: requeue(c, [first["job"]], **again))
+    assert left.why == "node 2 of its graph is still being stopped: try again when it has ended"
     with pytest.raises(Conflict, match="node 2 is still being stopped"):
         retry(pool, submitted)
     bot.sync(completed(second, "stopped"))

@@ -157,8 +157,11 @@ def test_commands_tell_what_became(
     stands.script = in_turn(Answer({"jobs": [answers[0] | {"changed": False}]}))
     call(command, ONE)  # a repeat is no conflict
     stands.script = in_turn(Answer({"jobs": [answers[1], answers[1] | {"id": ONE, "state": "failed"}]}))
-    with pytest.raises(Conflict, match=f"job '{OTHER}' is running, it does not wait, and the other 1 do not wait"):
+    with pytest.raises(Conflict, match=f"job '{OTHER}' is running: a bot has it; none of the 2 jobs was changed"):
         call(command, OTHER, ONE)
+    stands.script = in_turn(Answer({"jobs": [{"id": ONE, "state": "failed", "changed": False}]}))
+    with pytest.raises(Conflict, match=f"job '{ONE}' is failed: it does not wait; nothing was changed"):
+        call(command, ONE)  # as a gateway of an older version answers
     stands.script = in_turn(Answer({"jobs": [], "next": None}))
     capsys.readouterr()
     call(command, "--all", "--label", "nightly")
@@ -349,6 +352,8 @@ def test_the_command_tells_the_new_ids_and_waits_for_them_if_there_are_any(
         "", "1 job was left out: requeued before; `leasehold requeue ID` copies one again\n"
     )  # fmt: skip
     for state, error in (("succeeded", LeaseholdError), (None, NotFound)):
-        stands.script = in_turn(Answer({"jobs": [{"id": ONE, "state": state, "changed": False, "job": None}]}))
-        with pytest.raises(error, match="only those that are held, .*; nothing was changed" if state else "."):
+        left = {"id": ONE, "state": state, "changed": False, "job": None, "why": state and "only some are"}
+        stands.script = in_turn(Answer({"jobs": [left]}))
+        said = f"job '{ONE}' is succeeded: only some are; nothing was changed" if state else "."
+        with pytest.raises(error, match=said):
             call("requeue", ONE, "--wait")

@@ -248,8 +248,9 @@ class Acts:
 
     async def _retry(self) -> None:
         (done,) = await self._view.ask(lambda client: client.backlog.requeue([self._id], reason=self._reason))
-        if done["job"] is not None:
-            ui.navigate.to(f"/jobs/{done['job']}")
+        if done["job"] is None:
+            raise LeaseholdError(done.get("why") or "the job was left as it is")
+        ui.navigate.to(f"/jobs/{done['job']}")
 
     async def _prioritise(self) -> None:
         priority = self._priority()

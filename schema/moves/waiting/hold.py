@@ -1,7 +1,7 @@
 """queued -> parked: hold, and parked -> queued: release."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leasehold.states import FINAL, JobState
 
@@ -293,7 +293,8 @@ class Requeued:
 
     `successor` is the job that is to be run now: the new one, or the job itself while it is not over. It is None for a
     job that succeeded. `changed` is false when nothing had to be done, or an earlier call with the same key did it.
-    `left_out`: the job is over and was requeued before, as `successor`, and is not again.
+    `left_out`: the job is over and was requeued before, as `successor`, and is not again. `why`: the job is a node
+    that cannot run now, because of its graph.
     """
 
     public_id: str
@@ -301,6 +302,7 @@ class Requeued:
     successor: str | None
     changed: bool
     left_out: bool = False
+    why: str | None = None
 
 
 def requeue(
@@ -337,9 +339,8 @@ def requeue(
     over = {name: job_id for name, job_id in over.items() if name not in before}
     check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
     # Submitting comes first: it waits for equal keys and equal new rows, which nobody waits for who has locked jobs.
-    again = dict[str, tuple[str | None, bool]](
-        retry_nodes(connection, over, ceiling=ceiling, key=key, actor=actor) if over else {}
-    )
+    nodes = retry_nodes(connection, over, ceiling=ceiling, key=key, actor=actor) if over else {}
+    again: dict[str, tuple[str | None, bool]] = {name: (node.job, node.made) for name, node in nodes.items()}
     others = {name: job_id for name, job_id in over.items() if name not in again}
     if others:
         made = submit_again(connection, others, key=key, actor=actor)
@@ -352,7 +353,8 @@ def requeue(
         name: (states[name], *again[name], name in before) if name in again else _kept(name, *held[known[name].job_id])
         for name in states
     }
-    return [Requeued(public_id, *answers[public_id]) for public_id in public_ids]
+    why = {name: node.why for name, node in nodes.items()}
+    return [replace(Requeued(public_id, *answers[public_id]), why=why.get(public_id)) for public_id in public_ids]
 
 
 def _kept(name: str, state: str, released: bool) -> tuple[str, str | None, bool]:
