@@ -22,7 +22,7 @@ class Build(BaseModel):
     invocation: str = Field(description="as its jobs have it as metadata")
     tool: str = Field(description="name and version of the client's program; empty = it did not tell")
     began_at: datetime
-    seconds: float = Field(description="from its first action until its last, or until now while some are unfinished")
+    seconds: float = Field(description="from its begin until its last action, or until now while some are unfinished")
     cached: int = Field(description="actions that the cache has answered")
     joined: int = Field(description="actions that have joined the job of an equal one")
     made: int = Field(description="actions for which a job was made")
