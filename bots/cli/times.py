@@ -15,6 +15,8 @@ from schema import clock, validation
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 #: A zone given by its rules, as CET-1CEST.
 _RULE = re.compile(r"(<[^>]{3,}>|[A-Za-z]{3,})[+-]?\d")
+#: Where an hour of one digit begins after a date.
+_SHORT_HOUR = re.compile(r"(?<=[ T])(?=\d:)")
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 #: Days by their distance from today, and by their place in the week, also by their first three letters.
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
@@ -65,7 +67,7 @@ def moment(text: str, *, option: str, is_past: bool = False, zone: tzinfo | None
     """
     try:
         return _moment(text, is_past=is_past, zone=zone).isoformat()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         why = str(error) if isinstance(error, _Unclear) else f"is not a time, such as {EXAMPLES}"
         raise BadInput(option, f"'{escaped(text, 60)}' {why}") from None
 
@@ -77,13 +79,22 @@ class _Unclear(ValueError):
 def _moment(text: str, *, is_past: bool, zone: tzinfo | None) -> datetime:
     day, _, rest = text.strip().lower().rpartition(" ")
     day = day.strip()
-    now = datetime.fromtimestamp(clock.wall(), UTC).astimezone(zone).replace(tzinfo=None)
-    if (at := _CLOCK.fullmatch(rest)) and (not day or _days_to(day, now) is not None):
-        found = _on(day, time(int(at[1]), int(at[2]), int(at[3] or 0)), now, is_past=is_past)
+    now = datetime.fromtimestamp(clock.wall(), UTC)
+    today = now.astimezone(zone).replace(tzinfo=None, fold=0)
+    if (at := _CLOCK.fullmatch(rest)) and (not day or _days_to(day, today) is not None):
+        days, again = (_days_to(day, today) if day else None) or (0, 1)
+        found = datetime.combine(today + timedelta(days), time(int(at[1]), int(at[2]), int(at[3] or 0)))
+        first, second = _both(found, zone)
+        if first <= now < second:
+            again = 0  # of the two one is past and one is to come: nobody knows which one is meant
+        if is_past and found > today:
+            found -= timedelta(again)
+        elif not is_past and found <= today:
+            found += timedelta(again)
         return _here(found, zone)
-    if not day and _days_to(rest, now) is not None:
+    if not day and _days_to(rest, today) is not None:
         raise _Unclear(f"needs a time of day, such as '{rest} 10:00'")
-    found = datetime.fromisoformat(text)
+    found = datetime.fromisoformat(_SHORT_HOUR.sub("0", text.strip()))
     return found if found.tzinfo is not None else _here(found, zone)
 
 
@@ -93,15 +104,6 @@ def _days_to(day: str, now: datetime) -> tuple[int, int] | None:
         return _DAYS[day], 0
     nth = next((nth for nth, name in enumerate(_WEEKDAYS) if day in (name, name[:3])), None)
     return None if nth is None else ((nth - now.weekday()) % 7, 7)
-
-
-def _on(day: str, at: time, now: datetime, *, is_past: bool) -> datetime:
-    """Return this time of the clock on such a day, or of any day: the next one, or the last one if it `is_past`."""
-    days, again = (_days_to(day, now) if day else None) or (0, 1)
-    found = datetime.combine(now + timedelta(days), at)
-    if is_past and found > now:
-        return found - timedelta(again)
-    return found + timedelta(0 if is_past or found > now else again)
 
 
 def _check_zone() -> None:
@@ -115,12 +117,17 @@ def _check_zone() -> None:
         raise _Unclear(f"needs an offset, because TZ names no known zone: '{escaped(name, 60)}'") from None
 
 
+def _both(naive: datetime, zone: tzinfo | None) -> tuple[datetime, datetime]:
+    """Return a time before and after a change of the clock that repeats or skips it; without one both are the same."""
+    if zone is None:
+        return naive.astimezone(), naive.replace(fold=1).astimezone()
+    return naive.replace(tzinfo=zone), naive.replace(tzinfo=zone, fold=1)
+
+
 def _here(naive: datetime, zone: tzinfo | None) -> datetime:
     if zone is None:
         _check_zone()
-        first, second = naive.astimezone(), naive.replace(fold=1).astimezone()
-    else:
-        first, second = naive.replace(tzinfo=zone), naive.replace(tzinfo=zone, fold=1)
+    first, second = _both(naive, zone)
     if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None, fold=0) != naive:
         raise _Unclear("is skipped by a change of the clock here")
     if first.utcoffset() != second.utcoffset():

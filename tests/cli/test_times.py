@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 from leasehold.errors import BadInput
@@ -41,6 +42,8 @@ def test_what_is_no_duration_is_refused(given: str) -> None:
 def test_a_time_is_one_of_this_machines_zone_unless_it_has_an_offset(berlin: None) -> None:
     assert times.moment("2026-12-01 10:00", option="--at") == "2026-12-01T10:00:00+01:00"
     assert times.moment("2026-07-01T10:00:30", option="--at") == "2026-07-01T10:00:30+02:00"
+    for early in ("2026-12-01 9:30", "2026-12-01T9:30:00", " 2026-12-01 09:30", "2026-12-01 9:30+01:00"):
+        assert times.moment(early, option="--at") == "2026-12-01T09:30:00+01:00"
     assert times.moment("2026-07-01T10:00Z", option="--at") == "2026-07-01T10:00:00+00:00"
     soon = times.moment("10:00", option="--at")
     assert soon[10:19] == "T10:00:00"
@@ -87,11 +90,52 @@ def test_a_word_for_a_day_is_refused_where_the_clock_is_changed(berlin: None, mo
         ("someday 10:00", "is not a time, such as"),
         ("25:00", "is not a time, such as"),
         ("2026-02-30 10:00", "is not a time, such as"),
+        ("2026-02-30 9:30", "is not a time, such as"),
+        ("2026-10-25 2:30", "is there twice here: give "),
+        ("0001-01-01", "is not a time, such as"),
+        ("0001-01-01 00:30", "is not a time, such as"),
     ],
 )
 def test_a_time_that_there_is_not_or_twice_is_refused(berlin: None, given: str, why: str) -> None:
     with pytest.raises(BadInput, match=f"--at: '{given}' {why}"):
         times.moment(given, option="--at")
+
+
+@pytest.mark.parametrize(
+    ("zone", "given"), [("Asia/Tokyo", "0001-01-01"), ("America/New_York", "9999-12-31 23:59"), ("UTC", "10000-01-01")]
+)
+def test_a_time_at_the_edge_of_what_there_is_is_refused(zone: str, given: str) -> None:
+    with pytest.raises(BadInput, match=f"ended_after: '{given}' is not a time, such as"):
+        times.moment(given, option="ended_after", is_past=True, zone=ZoneInfo(zone))
+
+
+@pytest.mark.parametrize("zone", [None, ZoneInfo("Europe/Berlin")])
+@pytest.mark.parametrize(
+    ("minutes", "is_past", "wanted"),
+    [  # from 02:00 in summer time, on the night of which 02:00 to 03:00 is there twice
+        (45, False, None),
+        (45, True, None),
+        (75, True, None),
+        (105, False, "2026-10-26T02:30:00+01:00"),
+        (-20, True, "2026-10-24T02:30:00+02:00"),
+        (200, False, "2026-10-26T02:30:00+01:00"),
+    ],
+)
+def test_the_next_and_the_last_time_may_be_the_other_one_of_a_repeated_hour(
+    berlin: None,
+    monkeypatch: pytest.MonkeyPatch,
+    zone: ZoneInfo | None,
+    minutes: int,
+    is_past: bool,
+    wanted: str | None,
+) -> None:
+    now = datetime(2026, 10, 25, tzinfo=UTC).timestamp() + 60 * minutes
+    monkeypatch.setattr("bots.cli.times.clock.wall", lambda: now)
+    if wanted is not None:
+        assert times.moment("02:30", option="--at", is_past=is_past, zone=zone) == wanted
+        return
+    with pytest.raises(BadInput, match=r"'02:30' is there twice here: give 2026-10-25T02:30:00\+02:00 or .*\+01:00"):
+        times.moment("02:30", option="--at", is_past=is_past, zone=zone)
 
 
 @pytest.mark.usefixtures("no_pool_of_our_own", "berlin")
