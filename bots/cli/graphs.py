@@ -16,7 +16,7 @@ from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
-from bots.cli.watching import Named, shown, watch_option
+from bots.cli.watching import shown, watch_option
 from schema import fields, readable, validation
 from schema.readable import FAILED, LAST, Column, Group, plural, table, tell
 from schema.requests import GraphRequest
@@ -81,7 +81,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool
 def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None) -> None:
     """Wait until no node of the graph can run any more. Exit 0 only if all nodes succeeded."""
     with caller.client() as client:
-        finish(client, _whole(client, id), instance, caller=caller, timeout=timeout)
+        finish(client, id, instance, caller=caller, timeout=timeout)
 
 
 @graph.command()
@@ -98,10 +98,12 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int, watch: fl
     @last is the graph that this token has submitted last, @failed the last of these with a node that failed or died.
     The other commands on a graph know these words, too.
     """
-    named = Named(id, find=_whole)
+    whole = id
 
     def look(client: Client) -> None:
-        found = client.graphs.show(named.of(client), instance=instance, nodes=nodes)
+        nonlocal whole
+        found = client.graphs.show(whole, instance=instance, nodes=nodes)
+        whole = found["id"]  # by the next look the name may be that of a newer graph
         output.print_json(found) if caller.json else _print_graph_and_nodes(found)
 
     shown(caller, watch, look)

@@ -55,19 +55,19 @@ def watch_option(command: Callable[..., R]) -> Callable[..., R]:
 
 
 class Named:
-    """A job or graph by what a person calls it. The first look finds its whole id, which the later ones keep to.
+    """A job by what a person calls it. The first look finds its whole id, which the later ones keep to.
 
-    find: asks for the whole id. A word such as @last may stand for another one by then.
+    A word such as @last may stand for another one by then.
     """
 
-    def __init__(self, name: str, *, find: Callable[[Client, str], str] = whole_id) -> None:
-        self._name, self._find = name, find
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._whole: str | None = None
 
     def of(self, client: Client) -> str:
         """Return its whole id."""
         if self._whole is None:
-            self._whole = self._find(client, self._name)
+            self._whole = whole_id(client, self._name)
         return self._whole
 
 

@@ -294,6 +294,10 @@ def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys:
     stands.script = in_turn(going)
     with pytest.raises(LeaseholdError, match="not final after 0 s: g"):
         call("graph", "wait", "g", "--timeout", "0")
+    del stands.asked[:]
+    stands.script = in_turn(going, Answer(shown | {"state": "replaced", "succeeded": 3}))
+    call("graph", "wait", "build")
+    assert stands.paths() == ["GET /v1/graphs/build", "GET /v1/graphs/g"], "it keeps to the first one"
     over = {"id": "g", "name": "build", "state": "finished"}
     for command, answer, why in (
         ("retry", over | {"nodes": []}, "graph 'g' is finished, no node of it has failed; nothing runs again"),

@@ -18,7 +18,8 @@ MAX_NODES, MAX_GRAPHS = 1000, 100
 class Graphs:
     """The client's calls on graphs.
 
-    `graph` is an id or a name. A name stands for the newest graph of that name. Raises NotFound if there is none.
+    `graph` is an id or a name. A name stands for the newest graph of that name when a call begins. Raises NotFound if
+    there is none.
     """
 
     def __init__(self, transport: Transport, *, key: Callable[[], str], held: float) -> None:
@@ -41,7 +42,8 @@ class Graphs:
         """Yield all nodes of a graph, by number."""
         last = -1
         while True:
-            page = self._show(graph, {"instance": instance, "limit": MAX_NODES, "after": last})["page"]
+            found = self._show(graph, {"instance": instance, "limit": MAX_NODES, "after": last})
+            graph, page = found["id"], found["page"]
             yield from page
             if len(page) < MAX_NODES:
                 return
@@ -94,6 +96,7 @@ class Graphs:
         pause = 0.05
         while True:
             found = self.show(graph, instance=instance)
+            graph = found["id"]  # a newer graph may have the name by the next look
             if told is not None:
                 told(found)
             if not is_unfinished(found):
