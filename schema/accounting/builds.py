@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 
-# In the order of the key, so that two doors do not lock each other. Who has asked for nothing has no row.
+# In the order of the key, so that two doors do not lock each other. Who has asked for nothing has no row;
+# by EXISTS in place of the value, PostgreSQL would read the rows of all builds into a hash.
 _COUNT = Statement("""
 INSERT INTO builds AS b (instance, invocation, tool, cached, joined, made, began_at, seen_at)
 SELECT i.id, g.invocation, g.tool, g.cached, g.joined, g.made, now() - make_interval(secs => g.age), now()
@@ -18,7 +19,7 @@ FROM unnest(CAST(:instances AS text[]), CAST(:invocations AS text[]), CAST(:tool
     AS g (instance, invocation, tool, cached, joined, made, age)
 JOIN instances i ON i.name = g.instance
 WHERE g.cached + g.joined + g.made > 0
-    OR EXISTS (SELECT FROM builds o WHERE o.instance = i.id AND o.invocation = g.invocation)
+    OR (SELECT true FROM builds o WHERE o.instance = i.id AND o.invocation = g.invocation)
 ORDER BY 1, 2
 ON CONFLICT (instance, invocation) DO UPDATE SET
     cached = b.cached + excluded.cached, joined = b.joined + excluded.joined, made = b.made + excluded.made,

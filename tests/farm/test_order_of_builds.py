@@ -20,6 +20,7 @@ from schema.accounting.builds import Asked, count
 from schema.tenancy import tokens
 from tests.support.farm.certificates import Authority
 from tests.support.farm.doors import Farm, reachable
+from tests.support.plans import watched
 from tests.support.pool import Pool
 
 ENDED = "UPDATE builds SET seen_at = seen_at - interval '1 minute' WHERE invocation = :build"
@@ -204,3 +205,7 @@ def test_builds_of_one_instance_crowd_out_none_of_another_nor_their_own_first(po
     assert doors.behind("one", "two") == [0, 1]
     assert doors.behind("0", "one", instance="b") == [0, 1]
     assert pool.row("SELECT count(*) FROM builds").count == MOST + 2, "who has only waited has no row"
+    waits = [("b", str(number), Asked("", 0.0)) for number in range(MOST_WAITING)]
+    acts = {"wait": lambda connection: count(connection, waits, now=0.0, pause=10)}
+    seen = pool.database.run(lambda connection: watched(connection, acts, kept=False))["wait"]
+    assert MOST_WAITING <= seen.touched < MOST / 2, f"old builds are not read:\n{seen}"
