@@ -315,13 +315,13 @@ async def run(
 
 
 def _in_its_zone(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a schedule with its ticks in its zone, of which the answer shows the offset."""
+    """Return the row of a schedule with its ticks, and when the next one is tried, in its zone; the offset tells it."""
     try:
         zone = validation.load_zone(row["zone"])
     except ValueError:
         return dict(row)  # this machine no longer knows the zone: the ticks stay in UTC
-    ticks = {name: row[name].astimezone(zone) for name in ("next_tick", "last_tick") if row.get(name) is not None}
-    return {**row, **ticks}
+    ticks = [name for name in ("next_tick", "due_at", "last_tick") if row.get(name) is not None]
+    return {**row, **{name: row[name].astimezone(zone) for name in ticks}}
 
 
 def _instance(given: str | None, caller: Principal) -> str:

@@ -669,9 +669,7 @@ def _queue_timeout(job: Record) -> str | None:
 
 def _waits(job: Record) -> str | None:
     waiting = job.get("waiting")
-    if waiting is None:
-        return None
-    return f"unmatchable: {waiting['sentence']}" if waiting["unmatchable"] else str(waiting["sentence"])
+    return None if waiting is None else str(waiting["sentence"])
 
 
 def _exit(code: int) -> str:

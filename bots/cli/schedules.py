@@ -246,6 +246,8 @@ def show(caller: Caller, /, name: str, instance: str | None) -> None:
     job, left_out, since = found.pop("job"), found.pop("left_out"), found.pop("left_out_since")
     if left_out:
         found["left_out"] = f"{left_out} since {output.moment(since)}, because job {found['last_job']} had not ended"
+    if not output.between(found["next_tick"], found["due_at"]):
+        del found["due_at"]  # only after a refusal it is another time than the tick
     facts = [
         (field.replace("_", " "), _fact(field, value)) for field, value in found.items() if value not in (None, "")
     ]
@@ -269,7 +271,7 @@ def _fact(field: str, value: Any) -> str:
             return "yes" if value else "no"
         case int() | float():
             return readable.figure(value)
-        case str() if field.endswith("_tick"):
+        case str() if field.endswith("_tick") or field == "due_at":
             return readable.tick(value)
         case str() if field.endswith("_at"):
             return output.moment(value)

@@ -145,6 +145,10 @@ def test_the_commands_do_the_same(operate: Operate, pool: Pool) -> None:
     shown = operate("schedule", "show", "nightly")[1]
     assert re.search(r"^job: command +sh -c 'make --all'$", shown, re.M), shown
     assert re.search(r"^enabled +yes$", shown, re.M), shown
+    assert "due at" not in shown, "it is the next tick"
+    pool.change("UPDATE schedules SET due_at = next_tick + interval '1 minute'")
+    shown = operate("schedule", "show", "nightly")[1]
+    assert re.search(r"^due at +\d{4}-\d\d-\d\dT03:01:00\+0[12]:00$", shown, re.M), shown
     code, said = operate("schedule", "add", "nightly", *given, "--disabled", "--", "true")
     assert (code, said.strip()) == (0, "nightly is set, disabled")
     assert operate("schedule", "enable", "nightly")[1].startswith("nightly is enabled; the next tick is 20")

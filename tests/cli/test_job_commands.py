@@ -82,7 +82,7 @@ def test_show_tells_who_shares_the_job_and_why_it_waits(stands: Gateway, capsys:
     call("show", JOB_COMMANDING)
     told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for expected in (
-        "unmatchable: no bot that serves the instance 'ci' offers os=linux",
+        "why it waits no bot that serves the instance 'ci' offers os=linux",
         "queued -> leased",
         "bot=b1 score.total=6 score.locality=5",
         "progress 40% loading\\x1b",
