@@ -16,6 +16,7 @@ from tests.support.requests import REFUSED, complete, refusal, samples
 from tests.support.servers import counts
 
 SUBMIT = Statement("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
+GRAPH = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb))")
 #: Fields that a node of a graph has from its graph.
 OF_A_GRAPH = ("instance", "key", "dedup_key")
 
@@ -86,6 +87,21 @@ def test_in_a_graph_by_the_place_of_the_node(refusals: Refusals, operator: httpx
         assert answer.status_code in (400, 422), (name, answer.text)
         assert (name, answer.json()["detail"]) == (name, f"nodes.1.{said}")
     assert counts(database) == before
+
+
+def test_a_graph_is_refused_over_http_and_in_sql_alike(operator: httpx.Client, database: Database) -> None:
+    plain: dict[str, Any] = {"name": "g", "nodes": [JOB | {"node": 1}]}
+    for change in (
+        *({"callback": []}, {"priority": "x"}, {"priority": 10**12}, {"name": None}, {"more": 1}),
+        *({"nodes": bad} for bad in ([], 5, [5], [{"node": 1}], [{"node": 1, "payload": {}}])),
+    ):
+        said = operator.post("/v1/graphs", json=plain | change).json()["detail"]
+        assert (change, refusal(database, GRAPH, {"request": json.dumps(plain | change)})) == (change, said)
+    for field in plain:
+        lacking = {name: value for name, value in plain.items() if name != field}
+        said = operator.post("/v1/graphs", json=lacking).json()["detail"]
+        assert refusal(database, GRAPH, {"request": json.dumps(lacking)}) == said == f"{field}: field required"
+    assert refusal(database, GRAPH, {"request": "[]"}) == "request: input should be an object"
 
 
 def test_what_should_be_an_object_is_refused_as_such(operator: httpx.Client) -> None:

@@ -178,9 +178,27 @@ BAD_GRAPHS: list[dict[str, Any]] = [
         )
     ),
     *({"name": bad} for bad in (1, "B")),
-    *({"instance": "CI"}, {"key": ""}, {"priority": 1001}, {"on_failure": "x"}, {"on_phantom": None}, {"more": 1}),
+    *(
+        {"instance": "CI"},
+        {"key": ""},
+        {"priority": 1001},
+        {"priority": "x"},
+        {"on_failure": "x"},
+        {"on_phantom": None},
+        {"more": 1},
+    ),
     *({"fair_share": bad} for bad in (1, "true", None)),
+    {"priority": 10**12},
+    *({"nodes": bad} for bad in ([], 5, {}, None, [5], [{}], [{"node": 1}], [[]])),
+    {"nodes": [{"node": 1, "payload": {}}]},
+    {"nodes": [FLAT_GRAPH["nodes"][0], {"node": 2}]},
     {"nodes": [{"command": ["true"]} | NODES[0], complete({})]},
+    *(
+        {"nodes": [{"payload": {"command": ["true"]}} | bad]}
+        for bad in ({}, {"node": "x"}, {"node": 2**31}, {"node": -1})
+    ),
+    {"nodes": [{"payload": {"command": ["true"]}, "node": 1, "key": "k"}]},
+    {"nodes": [{"payload": {"command": "true"}, "node": 1}]},
     *(
         {"nodes": [{"command": ["true"], "node": 1} | bad]}
         for bad in (
@@ -197,10 +215,8 @@ def test_a_graph_is_refused_in_sql_with_the_words_of_python(database: Database) 
         flat = FLAT_GRAPH | change
         with pytest.raises((ValidationError, BadInput)) as refused:
             GraphRequest.model_validate(flat).normal()
-        said = str(refused.value)
-        if isinstance(refused.value, ValidationError):
-            field, reason = fields.first_error(refused.value)
-            said = f"{field}: {reason[:1].lower()}{reason[1:]}"
+        invalid = isinstance(refused.value, ValidationError)
+        said = fields.first_refusal(refused.value) if invalid else str(refused.value)
         assert (change, refusal(database, GRAPH, {"request": json.dumps(flat)})) == (change, said)
 
 

@@ -9,7 +9,10 @@ down_revision = "0081"
 branch_labels = None
 depends_on = None
 
-FUNCTIONS = ("refusal", "normal_requests", "normal_graph", "with_callback", "ordered_graph", "settle")
+FUNCTIONS = (
+    *("refusal", "normal_requests", "only_flat", "normal_graph", "with_callback", "ordered_graph", "submit_graph"),
+    "settle",
+)
 
 
 def upgrade() -> None:

@@ -1,6 +1,7 @@
 -- Return a graph in the form that `submit_graph` works on: `normal_requests` for graphs that have flat nodes.
 --
--- It is checked as `GraphRequest` is in `schema/requests.py` and refused with the same words.
+-- It is checked as `GraphRequest` is in `schema/requests.py` and refused with the same words. Of nodes in the nested form
+-- only what `submit_graph` relies on is checked.
 CREATE OR REPLACE FUNCTION normal_graph(request jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS $$
 DECLARE
     refused text;
@@ -8,10 +9,13 @@ DECLARE
     nodes jsonb;
     callback jsonb := nullif(request->'callback', 'null');
 BEGIN
+    IF jsonb_typeof(request) <> 'object' THEN
+        RAISE EXCEPTION 'request: input should be an object' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     SELECT regexp_replace(left(c.key, 60), '[^ -~]', '?', 'g') || c.refused INTO refused FROM (
         SELECT f.nth, coalesce(g.key, f.name) AS key, CASE
             WHEN f.name IS NULL THEN ': there is no such field'
-            WHEN g.key IS NULL AND f.name = 'name' THEN ': field required'
+            WHEN g.key IS NULL AND f.name IN ('name', 'nodes') THEN ': field required'
             WHEN f.kind = 'callback' THEN
                 CASE WHEN jsonb_typeof(g.value) NOT IN ('object', 'null') THEN ': input should be an object' END
             WHEN g.key IS NOT NULL AND (NOT f.nullable OR jsonb_typeof(g.value) <> 'null') THEN
@@ -29,6 +33,24 @@ BEGIN
             (9, 'callback', 'callback', true, NULL, NULL)
         ) AS f (nth, name, kind, nullable, at_least, at_most) ON f.name = g.key) c
         WHERE c.refused IS NOT NULL ORDER BY c.nth LIMIT 1;
+    IF refused IS NULL THEN
+        SELECT format('nodes.%s%s', n.ordinality - 1, c.refused) INTO refused
+            FROM jsonb_array_elements(request->'nodes') WITH ORDINALITY n
+            CROSS JOIN LATERAL (SELECT CASE
+                WHEN jsonb_typeof(n.value) <> 'object' THEN ': input should be an object'
+                WHEN jsonb_typeof(n.value->'payload'->'command') IS DISTINCT FROM 'array' THEN
+                    CASE WHEN n.value->'payload' ? 'command' THEN '.command: input should be a valid list'
+                        ELSE '.command: field required' END
+                WHEN jsonb_typeof(coalesce(n.value->'properties', '{}')) <> 'object' THEN
+                    '.properties: input should be an object'
+                WHEN NOT n.value ? 'node' THEN '.node: field required'
+                WHEN jsonb_typeof(coalesce(n.value->'after', '[]')) <> 'array' THEN '.after: input should be a valid list'
+                ELSE coalesce('.node' || refusal('integer', 0, 2147483647, n.value->'node'), (
+                    SELECT format('.%s: belongs to the graph and not to one of its nodes', of_graph)
+                    FROM unnest('{instance,key,dedup_key}'::text[]) of_graph WHERE n.value ? of_graph LIMIT 1))
+                END AS refused) c
+            WHERE NOT is_flat(n.value) AND c.refused IS NOT NULL ORDER BY n.ordinality LIMIT 1;
+    END IF;
     IF refused IS NOT NULL THEN
         RAISE EXCEPTION '%', refused USING ERRCODE = 'invalid_parameter_value';
     END IF;

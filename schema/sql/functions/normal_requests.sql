@@ -171,16 +171,12 @@ BEGIN
                     WHEN is_node AND f->>'key' IS NOT NULL THEN 'key: belongs to the graph and not to one of its nodes'
                     WHEN is_node AND f->>'dedup_key' IS NOT NULL THEN
                         'dedup_key: belongs to the graph and not to one of its nodes'
-                    WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
-                    WHEN (SELECT count(DISTINCT l) > count(DISTINCT split_part(l, ':', 1))
-                            FROM jsonb_array_elements_text(coalesce(f->'locks', '[]')) l) THEN
-                        'locks: names a lock twice, with different slots'
+                    WHEN f->>'schedule_after' IS NOT NULL AND f->>'delay' IS NOT NULL THEN
+                        'delay: and schedule_after are two words for one thing: give one of them'
                     WHEN f->>'prefer_seconds' IS NOT NULL AND coalesce(f->'preferred_properties', '{}') = '{}' THEN
                         'prefer_seconds: means nothing without preferred_properties'
                     WHEN f->>'retry' IS NOT NULL AND coalesce(f->'retry_failed', 'false') = 'false' THEN
                         'retry: means nothing without retry_failed'
-                    WHEN f->>'schedule_after' IS NOT NULL AND f->>'delay' IS NOT NULL THEN
-                        'delay: and schedule_after are two words for one thing: give one of them'
                     WHEN f->>'dedup_key' IS NULL
                         AND coalesce(f->>'on_conflict', f->>'unique_for', f->>'debounce') IS NOT NULL THEN (
                         SELECT format('%s: means nothing without dedup_key', w.name)
@@ -194,8 +190,12 @@ BEGIN
                         'debounce: replaces the job that waits: give on_conflict replace, or none'
                     WHEN f->>'debounce' IS NOT NULL AND (f->>'schedule_after' IS NOT NULL OR f->>'delay' IS NOT NULL) THEN
                         'debounce: says when the job starts, as schedule_after and delay do: give one of them'
+                    WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
                     WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN
                         'preferred_zone: means nothing without preferred_hours'
+                    WHEN (SELECT count(DISTINCT l) > count(DISTINCT split_part(l, ':', 1))
+                            FROM jsonb_array_elements_text(coalesce(f->'locks', '[]')) l) THEN
+                        'locks: names a lock twice, with different slots'
                     WHEN f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN
                         'user_priority: raises a job that has a job_class'
                     WHEN f->>'dedup_key' IS NOT NULL AND has_points THEN

@@ -6,7 +6,7 @@ DECLARE
 BEGIN
     SELECT format('jobs.%s%s', r.ordinality - 1, CASE
             WHEN jsonb_typeof(r.value) <> 'object' THEN ': input should be an object'
-            WHEN r.value ? 'payload' THEN '.payload: is not a field of a job'
+            WHEN r.value ? 'payload' THEN '.payload: there is no such field'
             ELSE '.command: field required' END)
         INTO refused FROM jsonb_array_elements(requests) WITH ORDINALITY r
         WHERE jsonb_typeof(r.value) <> 'object' OR r.value ? 'payload' OR NOT r.value ? 'command' LIMIT 1;

@@ -8,13 +8,13 @@ RETURNS TABLE (graph_id bigint, public_id uuid, created boolean, same boolean, r
 LANGUAGE plpgsql SET search_path FROM CURRENT SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    job_name text := request->>'name';
-    instance_name text := coalesce(request->>'instance', 'default');
-    policy text := coalesce(request->>'on_phantom', 'warn');
-    graph_priority integer := coalesce((request->>'priority')::integer, 0);
+    job_name text;
+    instance_name text;
+    policy text;
+    graph_priority integer;
     of_instance integer;
     is_managed boolean;
-    hash bytea := sha256(convert_to((request - 'key')::text, 'UTF8'));
+    hash bytea;
     nos integer[];
     twice integer;
     parents integer[];
@@ -35,21 +35,27 @@ DECLARE
     node_requests jsonb;
     nested_loops text := current_setting('enable_nestloop');
 BEGIN
-    IF job_name IS NULL OR jsonb_typeof(request->'nodes') IS DISTINCT FROM 'array'
-        OR coalesce(policy NOT IN ('warn', 'reject', 'ignore'), true) OR request ? 'callback'
+    IF request->>'name' IS NULL OR request ? 'callback'
+        OR jsonb_typeof(request->'nodes') IS DISTINCT FROM 'array' OR request->'nodes' = '[]'
+        OR jsonb_typeof(coalesce(request->'priority', '0')) <> 'number'
+        OR coalesce(request->>'priority', '0') !~ '^-?(\d{1,3}|1000)$'
+        OR coalesce(request->>'on_failure', 'block') NOT IN ('block', 'run', 'cancel')
+        OR coalesce(request->>'on_phantom', 'warn') NOT IN ('warn', 'reject', 'ignore')
+        OR jsonb_typeof(coalesce(request->'fair_share', 'false')) <> 'boolean'
         OR EXISTS (SELECT FROM jsonb_array_elements(request->'nodes') n
                    WHERE jsonb_typeof(n->'node') IS DISTINCT FROM 'number'
+                       OR n->>'node' LIKE ANY ('{%.%,-%}') OR n->'node' > '2147483647'
                        OR jsonb_typeof(n->'payload'->'command') IS DISTINCT FROM 'array'
                        OR jsonb_typeof(coalesce(n->'properties', '{}')) <> 'object'
+                       OR jsonb_typeof(coalesce(n->'after', '[]')) <> 'array'
                        OR n ?| '{key,dedup_key,instance}') THEN
-        IF jsonb_typeof(request->'nodes') = 'array'
-                AND EXISTS (SELECT FROM jsonb_array_elements(request->'nodes') n WHERE is_flat(n)) THEN
-            RETURN QUERY SELECT s.* FROM submit_graph(normal_graph(request), actor) s;
-            RETURN;
-        END IF;
-        RAISE EXCEPTION 'a graph has a name and nodes, each with node, payload.command and no key of its own'
-            USING ERRCODE = 'invalid_parameter_value';
+        request := normal_graph(request);
     END IF;
+    job_name := request->>'name';
+    instance_name := coalesce(request->>'instance', 'default');
+    policy := coalesce(request->>'on_phantom', 'warn');
+    graph_priority := coalesce((request->>'priority')::integer, 0);
+    hash := sha256(convert_to((request - 'key')::text, 'UTF8'));
     IF jsonb_path_exists(request->'nodes', '$[*].*."leasehold.farm"') THEN
         RAISE EXCEPTION 'nodes: names ''leasehold.farm'', as only requests of the farm door do'
             USING ERRCODE = 'invalid_parameter_value';
