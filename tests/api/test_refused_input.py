@@ -77,6 +77,14 @@ def test_in_sql_by_the_place_in_the_list(refusals: Refusals, database: Database)
             assert (name, told) == (name, f"jobs.{place}.{said.partition('; did you mean')[0]}")
 
 
+def test_what_is_no_list_of_jobs_is_refused_over_http_and_in_sql_alike(
+    operator: httpx.Client, database: Database
+) -> None:
+    for jobs in (JOB, 5, "x", None, [5], [[]], [{"priority": 1}]):
+        said = operator.post("/v1/jobs", json={"jobs": jobs}).json()["detail"]
+        assert (jobs, refusal(database, SUBMIT, {"requests": json.dumps(jobs)})) == (jobs, said)
+
+
 def test_in_a_graph_by_the_place_of_the_node(refusals: Refusals, operator: httpx.Client, database: Database) -> None:
     before = counts(database)
     for name, (flat, said) in refusals.items():

@@ -4,6 +4,9 @@ CREATE OR REPLACE FUNCTION only_flat(requests jsonb) RETURNS jsonb LANGUAGE plpg
 DECLARE
     refused text;
 BEGIN
+    IF jsonb_typeof(requests) <> 'array' THEN
+        RAISE EXCEPTION 'jobs: input should be a valid list' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     SELECT format('jobs.%s%s', r.ordinality - 1, CASE
             WHEN jsonb_typeof(r.value) <> 'object' THEN ': input should be an object'
             WHEN r.value ? 'payload' THEN '.payload: there is no such field'
