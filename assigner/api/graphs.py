@@ -107,7 +107,8 @@ class FailedNode(BaseModel):
 
 class Graph(GraphRow):
     first_failed: FailedNode | None = Field(
-        description="the node that failed or died first, else the one that was cancelled first; null = none was"
+        description="the node that failed or died first, else the one that was cancelled first, of the 100 such nodes "
+        "of the least depth; null = none was"
     )
     page: list[Node] = Field(description="nodes by number; the next page is `after` the last")
 

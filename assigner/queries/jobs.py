@@ -33,6 +33,8 @@ Rows = list[dict[str, Any]]
 MAX_EVENTS = 1000
 #: The most labels of waiting jobs that are looked at.
 MAX_LABELS = 500
+#: The most failed nodes of a graph among which the first one is looked for.
+MAX_FAILED = 100
 #: The most versions of bots that are told.
 MAX_VERSIONS = 100
 
@@ -326,13 +328,17 @@ CROSS JOIN LATERAL (
     SELECT callback, outcome FROM graph_nodes n WHERE n.graph = s.graph ORDER BY n.node_no DESC LIMIT 1) k
 """
 GRAPH = Statement(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
-# The node that failed or died first, else the one that was cancelled first; a callback that had nothing to do is none.
-FIRST_FAILED = Statement("""
+# Of the nodes that ended so, of which those of the least depth are looked at: the one that did first. What was deleted
+# ended before what is kept, and a node before what was cancelled with it. A callback that had nothing to do is none.
+FIRST_FAILED = Statement(f"""
 SELECT n.node_no AS node, j.public_id AS job, n.outcome AS state, j.reason
-FROM graph_nodes n
+FROM (
+    SELECT job_id, node_no, depth, outcome FROM graph_nodes
+    WHERE graph = :graph AND outcome = ANY (CAST(:outcomes AS text[]))
+        AND (callback = 'failed' AND outcome = 'cancelled') IS NOT TRUE
+    ORDER BY depth, node_no LIMIT {MAX_FAILED}) n
 LEFT JOIN LATERAL (SELECT public_id, reason, finished_at FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
-WHERE n.graph = :graph AND n.outcome <> 'succeeded' AND (n.callback = 'failed' AND n.outcome = 'cancelled') IS NOT TRUE
-ORDER BY n.outcome = 'cancelled', j.finished_at, n.node_no LIMIT 1
+ORDER BY j.finished_at NULLS FIRST, n.depth, n.node_no LIMIT 1
 """)
 
 BY_ID = Statement(f"""
@@ -390,8 +396,10 @@ def find_graph(
 def graph(connection: Connection, row_id: int) -> dict[str, Any]:
     """One graph, with the number of its nodes in each state, and the first of them that did not succeed."""
     found = dict(connection.execute(GRAPH, {"graph": row_id}).mappings().one())
-    has_failed = found["failed"] or found["dead"] or found["cancelled"]
-    first = connection.execute(FIRST_FAILED, {"graph": row_id}).mappings().one_or_none() if has_failed else None
+    # What was cancelled may be so because of what failed.
+    outcomes = [name for name in ("failed", "dead") if found[name]] or [name for name in ("cancelled",) if found[name]]
+    where = {"graph": row_id, "outcomes": outcomes}
+    first = connection.execute(FIRST_FAILED, where).mappings().one_or_none() if outcomes else None
     return found | {"first_failed": first and dict(first)}
 
 

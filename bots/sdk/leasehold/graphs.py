@@ -46,6 +46,11 @@ class FailedNode:
     state: str
     reason: str | None
 
+    @classmethod
+    def of(cls, record: Record) -> "FailedNode":
+        """Return the node as the gateway tells it; a newer gateway may tell more."""
+        return cls(**{each.name: record[each.name] for each in fields(cls)})
+
     def __str__(self) -> str:
         job = "" if self.job is None else f", job {self.job},"
         return f"node {self.node}{job} is {self.state}" + (f": {self.reason}" if self.reason else "")
@@ -88,7 +93,7 @@ class GraphState:
         needless = record.get("callback") == "failed" and record["callback_outcome"] == "cancelled"
         counts = {each.name: record[each.name] for each in fields(cls) if each.name not in ("needless", "first_failed")}
         first = record.get("first_failed")  # a gateway of an older version does not tell it
-        return cls(**counts, needless=int(needless), first_failed=first and FailedNode(**first))
+        return cls(**counts, needless=int(needless), first_failed=first and FailedNode.of(first))
 
 
 class GraphRequest:

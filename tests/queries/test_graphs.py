@@ -1,0 +1,74 @@
+"""The first node of a graph that did not succeed."""
+
+from typing import Any
+
+import pytest
+from leasehold.graphs import FailedNode, GraphState
+
+from assigner.queries import jobs
+from schema.moves.graphs import SubmittedGraph
+from schema.requests import GraphRequest
+from tests.support.plans import watching
+from tests.support.pool import Pool, active, completed, taken
+from tests.support.race import cancel, retention
+
+
+def graph(pool: Pool, *nodes: dict[str, Any], **fields: Any) -> SubmittedGraph:
+    asked = [{"command": ["true"], **node} for node in nodes]
+    return taken(pool, GraphRequest.model_validate({"name": "build", "nodes": asked, **fields}).normal())
+
+
+def shown(pool: Pool) -> dict[str, Any]:
+    return pool.database.run(lambda c: jobs.graph(c, pool.row("SELECT id FROM graphs").id))
+
+
+def first(pool: Pool) -> tuple[int, str | None, str]:
+    found = shown(pool)["first_failed"]
+    return found["node"], found["job"] and str(found["job"]), found["state"]
+
+
+def test_the_first_failure_stays_the_first_when_its_job_is_deleted(pool: Pool) -> None:
+    made, bot = graph(pool, {"node": 1}, {"node": 2}), pool.bot(capacity=2)
+    works = {work["job"]: work for work in pool.given(bot)}
+    bot.sync(completed(works[made.jobs[2]], "failed"), active(works[made.jobs[1]]))
+    assert first(pool) == (2, made.jobs[2], "failed")
+    assert retention(pool) == 1
+    bot.sync(completed(works[made.jobs[1]], "failed"))
+    assert first(pool) == (2, None, "failed")
+
+
+def test_of_cancelled_nodes_the_one_is_told_with_which_the_others_were_cancelled(pool: Pool) -> None:
+    made = graph(pool, {"node": 1, "after": [2]}, {"node": 2, "after": [3]}, {"node": 3}, on_failure="cancel")
+    assert shown(pool)["first_failed"] is None
+    cancel(pool, made.jobs[2])
+    pool.upkeep().run_once()
+    assert first(pool) == (2, made.jobs[2], "cancelled")
+
+
+@pytest.mark.parametrize("failed", [1, 0])
+def test_of_many_nodes_that_were_cancelled_few_jobs_are_read(pool: Pool, failed: int) -> None:
+    nodes = [{"node": number, "after": [1] if number > 1 else []} for number in range(1, 302)]
+    made = graph(pool, *nodes, on_failure="cancel")
+    if failed:
+        bot = pool.bot()
+        (work,) = pool.given(bot)
+        bot.sync(completed(work, "failed"))
+    else:
+        cancel(pool, made.jobs[1])
+    pool.upkeep().run_once()
+    found = shown(pool)
+    assert (found["failed"], found["cancelled"]) == (failed, 301 - failed)
+    with pool.database.connect() as connection:
+        with watching(connection) as watch:
+            jobs.graph(connection, pool.row("SELECT id FROM graphs").id)
+        connection.rollback()
+    read = sum(node.touched for plan in watch.plans for node in plan.nodes if node.relation == "jobs")
+    assert read == (1 if failed else jobs.MAX_FAILED)
+    assert first(pool)[0] == 1
+
+
+def test_a_newer_gateway_may_tell_more_of_a_failed_node(pool: Pool) -> None:
+    graph(pool, {"node": 1})
+    node = {"node": 1, "job": None, "state": "failed", "reason": "exit code 1", "bot": "b"}
+    state = GraphState.of(shown(pool) | {"first_failed": node})
+    assert state.first_failed == FailedNode(node=1, job=None, state="failed", reason="exit code 1")
