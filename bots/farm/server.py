@@ -99,9 +99,7 @@ class Door:
         address = listen(server, settings)
         polls, endings, watches, builds, sessions, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
-        with suppress(Exception):
-            # Builds that have begun at other doors, or before this one was started again.
-            await builds.write()
+        await builds.try_to_write()  # so that it knows the builds that began at other doors, or before its restart
         await server.start()
         on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
         loops = [asyncio.create_task(each.run()) for each in (watches, builds) if each is not None]

@@ -50,7 +50,8 @@ class Asked:
 
 
 def first(connection: Connection, *, within: float) -> Mapping[str, str]:
-    """Return, by instance, the invocation of the build that began first, of those seen within so many seconds."""
+    """Return the build of each instance that began first, as its invocation. Only builds that were seen within so many
+    seconds count."""
     return {row.instance: row.invocation for row in connection.execute(_FIRST, {"within": within})}
 
 

@@ -112,7 +112,7 @@ def test_a_time_at_the_edge_of_what_there_is_is_refused(zone: str, given: str) -
 @pytest.mark.parametrize("zone", [None, ZoneInfo("Europe/Berlin")])
 @pytest.mark.parametrize(
     ("minutes", "is_past", "wanted"),
-    [  # from 02:00 in summer time, on the night of which 02:00 to 03:00 is there twice
+    [  # from 02:00 in summer time; in this night 02:00 to 03:00 comes twice
         (45, False, None),
         (45, True, None),
         (75, True, None),

@@ -48,7 +48,7 @@ def asked(query: QueryParams) -> dict[str, Any]:
 def written(search: str, zone: tzinfo) -> dict[str, Any]:
     """Return the filter that a person has written; a word without a field is a label. Raises BadInput.
 
-    zone: that of the reader, of which times without an offset are; they may be written as in commands.
+    zone: that of the reader. Times without an offset are of this zone. Times may be written as in commands.
     """
     found: dict[str, Any] = {}
     try:

@@ -27,8 +27,8 @@ MOST = 2_000
 BEHIND = 1
 #: Seconds for which a build counts after a door has written that a client of it waits or asks.
 ACTIVE = 5 * PERIOD
-#: The most builds of an instance of which a door writes that their clients wait, those that have waited longest. The
-#: first build, and what asks for an action, are written beside them.
+#: A door writes which builds have clients that only wait: at most so many of each instance, the longest waits first.
+#: The first build, and those that ask for an action, are written beside them.
 MOST_WAITING = 100
 
 _log = structlog.get_logger(__name__)
@@ -92,10 +92,14 @@ class Builds:
         """Write again and again, until it is cancelled."""
         while True:
             await asyncio.sleep(PERIOD)
-            try:
-                await self.write()
-            except Exception as error:
-                _log.warning("it was not written what builds have asked for", kind=type(error).__name__)
+            await self.try_to_write()
+
+    async def try_to_write(self) -> None:
+        """Write; what fails is logged, and written the next time."""
+        try:
+            await self.write()
+        except Exception as error:
+            _log.warning("it was not written what builds have asked for", kind=type(error).__name__)
 
     async def write(self) -> None:
         """Write what was counted since the last time, and learn which build began first. What cannot be written is
