@@ -37,14 +37,14 @@ _PLAINER = (
 
 
 def plain(message: str) -> str:
-    """Return a message of pydantic in plain words, as SQL words it, too: without a pattern that has a name."""
+    """Return a message of pydantic in the words of SQL: with a small first letter, and no pattern that has a name."""
     message = message.removeprefix("Value error, ")
     found = _PATTERN.fullmatch(message)
     if found is not None:
         return _FORMS.get(found[1], message)
     for worded, plainly in _PLAINER:
         message = worded.sub(plainly, message)
-    return message
+    return f"{message[:1].lower()}{message[1:]}"
 
 
 #: The name of a time zone as a field of a model.
@@ -123,8 +123,7 @@ def first_error(error: ValidationError) -> tuple[str, str]:
     """
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(escaped(str(part), 60) for part in first["loc"])
-    said = escaped(plain(first["msg"]))
-    return field, f"{said[:1].lower()}{said[1:]}"
+    return field, escaped(plain(first["msg"]))
 
 
 def first_refusal(error: ValidationError, whole: str = "") -> str:

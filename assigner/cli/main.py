@@ -742,7 +742,7 @@ def _overridden(settings: S, given: Mapping[str, Any], **options: str) -> S:
             if details["loc"]
             else next((name.replace("_", "-") for name in given if name in details["msg"].split()), "pool")
         )
-        raise BadInput(f"--{field}", plain(details["msg"]).replace("Input should", "must")) from None
+        raise BadInput(f"--{field}", plain(details["msg"]).replace("input should", "must")) from None
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -461,4 +461,4 @@ def _refusal(kind: str, said: str, given: object, field: _Field | None) -> BadIn
         return BadInput(field.asked, f"'{escaped(given, 40)}' is {wanted}")
     if kind == "string_pattern_mismatch":
         return BadInput(field.asked, f"'{escaped(given, 80)}' {plain(said)}")
-    return BadInput(field.asked, plain(said).replace("Input should", "must", 1))
+    return BadInput(field.asked, plain(said).replace("input should", "must", 1))

@@ -201,9 +201,9 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
     if len(path) == 1 and kind == "tuple_type" and isinstance(value, dict):
         return f"is a list of sections, [[{path[0]}]], and not one section, [{path[0]}]"
     message = plain(details["msg"])
-    message = re.sub(r"^Input should be", "must be", message)
-    message = re.sub(r"^Input should", "must", message)
-    message = re.sub(r"^(Field|List|Tuple|String|Value) (?=should)", "", message).replace("should", "must", 1)
+    message = re.sub(r"^input should be", "must be", message)
+    message = re.sub(r"^input should", "must", message)
+    message = re.sub(r"^(field|list|tuple|string|value) (?=should)", "", message).replace("should", "must", 1)
     if kind == "value_error" or isinstance(value, dict | list) or keys.secret(keys.annotation(sections, path)):
         return message
     return f"{message}, not {escaped(json.dumps(value, ensure_ascii=False), 80)}"

@@ -230,8 +230,7 @@ def _wrong(document: dict[str, Any], place: Sequence[int | str], said: str, *, f
         field += f" (node {node})" if isinstance(node, int) else ""
     if said == "Field required":
         said = "is missing: each node has a number of its own" if place[-1] == "node" else "is missing"
-    said = fields.plain(said)
-    return BadInput(f"{file}: {field}", said[:1].lower() + said[1:])
+    return BadInput(f"{file}: {field}", fields.plain(said))
 
 
 def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:

@@ -113,12 +113,7 @@ def read_text(source: IO[bytes]) -> str:
 
 
 def _reason(error: ErrorDetails) -> str:
-    match error["type"]:
-        case "missing":
-            return "is missing"
-        case kind:
-            message = plain(error["msg"])
-            return message if kind == "value_error" else message[:1].lower() + message[1:]
+    return "is missing" if error["type"] == "missing" else plain(error["msg"])
 
 
 # Options of `submit`, derived from the fields of JobRequest

@@ -222,7 +222,7 @@ def _refusal(error: Mapping[str, Any]) -> tuple[str, str]:
     field = field_of(error["loc"])
     said = RENAMED.get(str(error["loc"][-1])) if error["type"] == "extra_forbidden" else None
     reason = said or wire.escaped(plain(str(error["msg"])))
-    return field, f"{field}: {reason[:1].lower()}{reason[1:]}"
+    return field, f"{field}: {reason}"
 
 
 def _database(error: psycopg.Error) -> Response | None:
