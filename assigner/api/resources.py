@@ -33,6 +33,8 @@ Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the 
 After = Annotated[str, Query(description="only items with later names: the next page")]
 Create = Annotated[bool, Query(description="make the instance if it is not there; false = refuse it then")]
 Limit = Annotated[int, Query(ge=1, le=wire.MAX_LIST)]
+#: Consoles of earlier versions send a limit to lists that have one page, and to single objects. It changes nothing.
+_UNPAGED = {"ignored": (Annotated[str, Query(alias="limit", include_in_schema=False)], "")}
 
 
 class Done(BaseModel):
@@ -87,12 +89,12 @@ def _add_list(router: APIRouter, resource: Resource[Any]) -> None:
     fields: Any = {resource.field: (list[resource.row], ...)}  # type: ignore[name-defined]
     answer = create_model(f"{resource.row.__name__}List", **fields)
 
-    async def handler(request: Request, after: str = "", limit: int = wire.MAX_LIST) -> Any:
+    async def handler(request: Request, after: str = "", limit: int = wire.MAX_LIST, **_: str) -> Any:
         page = _page(request, validation.check_text("after", after, 63), limit)
         found = await request.app.state.run(lambda connection: list(resource.rows(connection, page)))
         return {resource.field: found}
 
-    paged = {"after": (After, ""), "limit": (Limit, wire.MAX_LIST)} if resource.paged else {}
+    paged = {"after": (After, ""), "limit": (Limit, wire.MAX_LIST)} if resource.paged else _UNPAGED
     _signed(handler, f"list_{resource.field}", f"List. {resource.help}", {}, paged)
     router.add_api_route(
         f"/{resource.plural}",
@@ -109,7 +111,8 @@ def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
         page = _page(request, "", wire.MAX_LIST)
         return await request.app.state.run(lambda connection: _shown(connection, resource, keys, page))
 
-    _signed(handler, f"show_{resource.field}", f"Show one. {resource.help}", _keys(resource), {})
+    more = {} if resource.keys else _UNPAGED
+    _signed(handler, f"show_{resource.field}", f"Show one. {resource.help}", _keys(resource), more)
     router.add_api_route(path, handler, response_model=resource.row, responses=problems(404), openapi_extra=OPERATORS)
 
 

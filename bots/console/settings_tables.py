@@ -72,7 +72,7 @@ class Listed:
 
     def read(self, client: Client) -> Any:
         """Ask the gateway for the list, or for the object."""
-        found = client.call("GET", f"/v1/{self._source.path}", query={"limit": MAX_ROWS})
+        found = client.call("GET", f"/v1/{self._source.path}")
         return found if self._source.single else found[self._source.path.replace("-", "_")]
 
     def show(self, found: Any) -> None:

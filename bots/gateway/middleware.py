@@ -11,11 +11,12 @@ unless the body is small and its handler bypasses the framework.
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, get_type_hints
 
 from fastapi import APIRouter
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from leasehold import wire
@@ -128,14 +129,15 @@ def bypass_framework(handler: Handler) -> Handler:
 class RouteRules:
     """The middleware's rules for one route.
 
-    kinds: None = open to all; empty = closed to all. max_body: bytes. reader: None = the route takes no body.
-    handler: None = FastAPI calls the handler.
+    kinds: None = open to all; empty = closed to all. queries: the parameters of the query. max_body: bytes.
+    reader: None = the route takes no body. handler: None = FastAPI calls the handler.
     """
 
     path: str
     pattern: re.Pattern[str]
     methods: frozenset[str]
     kinds: frozenset[Kind] | None
+    queries: frozenset[str]
     max_body: int
     reader: BodyReader | None
     handler: Handler | None
@@ -155,12 +157,25 @@ def route_rules(routers: Iterable[APIRouter], *, max_body: int) -> list[RouteRul
                         pattern=route.path_regex,
                         methods=frozenset(route.methods or ()),
                         kinds=None if kinds == [ANYONE] else frozenset(Kind(kind) for kind in kinds),
+                        queries=frozenset(_queries(route.dependant)),
                         max_body=min(max_body, extra.get(MAX_BODY, max_body)),
                         reader=body_reader(route.endpoint),
                         handler=route.endpoint if route.endpoint in _bypassing else None,
                     )
                 )
     return found
+
+
+def _queries(dependant: Dependant) -> Iterator[str]:
+    """Give the names of the parameters of the query that a handler and its dependencies take."""
+    for parameter in dependant.query_params:
+        model = parameter.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            yield from (field.alias or name for name, field in model.model_fields.items())
+        else:
+            yield parameter.alias
+    for each in dependant.dependencies:
+        yield from _queries(each)
 
 
 class SignedTokens(Protocol):
@@ -322,18 +337,27 @@ class _StatusRecorder:
 
 
 def _check_address(scope: Scope, entry: RouteRules) -> None:
-    """Raise BadInput for a parameter of the path or the query with a NUL character, which no text in PostgreSQL holds.
+    """Raise BadInput for a parameter of the query that the route does not know, or one with a NUL character.
 
-    It is the only character to refuse: bytes that are no text have been replaced when the address was decoded.
+    No text in PostgreSQL holds a NUL. It is the only character to refuse: bytes that are no text have been replaced
+    when the address was decoded. Routes that are open to all take any query: probes of other makers add to it.
     """
     given: list[tuple[str, str]] = []
     if "\x00" in scope["path"] and (found := entry.pattern.match(scope["path"])) is not None:
         given += found.groupdict().items()
-    if b"%00" in scope["query_string"]:
-        given += QueryParams(scope["query_string"]).multi_items()
+    if scope["query_string"]:
+        query = QueryParams(scope["query_string"])
+        given += query.multi_items()
+        unknown = [] if entry.kinds is None else [name for name in query if name not in entry.queries]
+        if unknown:
+            raise BadInput.of([_no_such_field(each, entry.queries) for each in unknown])
     for name, value in given:
         if "\x00" in value:
             raise BadInput(wire.escaped(name, 60), "holds a NUL character")
+
+
+def _no_such_field(name: str, known: Iterable[str]) -> BadInput:
+    return BadInput(wire.escaped(name, 60) or "query", f"there is no such field{wire.suggestion(name, known)}")
 
 
 def _headers(scope: Scope, name: bytes) -> list[str]:

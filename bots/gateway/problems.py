@@ -13,14 +13,13 @@ import psycopg
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from leasehold import wire
 from leasehold.errors import MAX_TOLD, BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from schema.fields import misspelt, plain
+from schema.fields import plain
 from schema.postgres.failures import describe_outage, find_exhausted, is_conflict, is_outage
 from schema.validation import RENAMED
 
@@ -167,9 +166,7 @@ def interrupted() -> Response:
 def install(app: FastAPI) -> None:
     """Answer every known error of the app's handlers with a problem document; the middleware answers the others."""
 
-    async def handle(request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestValidationError):
-            error = _with_hints(error, request.scope.get("route"))
+    async def handle(_: Request, error: Exception) -> Response:
         answer = from_error(error)
         if answer is None:
             raise error
@@ -177,22 +174,6 @@ def install(app: FastAPI) -> None:
 
     for kind in (LeaseholdError, RequestValidationError, HTTPException, psycopg.Error):
         app.add_exception_handler(kind, handle)
-
-
-def _with_hints(error: RequestValidationError, route: Any) -> RequestValidationError:
-    """Return the error with what was meant by a misspelt parameter of the query, as bodies have it already."""
-    queries = route.dependant.query_params if isinstance(route, APIRoute) else ()
-    models = [each.field_info.annotation for each in queries]
-    model = next((each for each in models if isinstance(each, type) and issubclass(each, BaseModel)), None)
-    if model is None:
-        return error
-    told = [
-        {**each, "msg": each["msg"] + misspelt(model, {**each, "loc": each["loc"][1:]})}
-        if each["loc"][0] == "query"
-        else each
-        for each in error.errors()
-    ]
-    return RequestValidationError(told)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -253,6 +253,40 @@ def test_a_nul_character_in_a_path_or_query_gets_400_on_every_route(
     assert counts(database) == before
 
 
+def test_an_unknown_parameter_of_the_query_gets_400_on_every_route(
+    served: Served, database: Database, callers: dict[str, httpx.Client]
+) -> None:
+    before = counts(database)
+    for path, ways in served.described()["paths"].items():
+        for method, what in ways.items():
+            kinds = what["x-kinds"]
+            target = re.sub(r"\{\w+\}", "x", path) + "?nonsense=1"
+            body = {} if method in ("post", "put", "patch") else None
+            answer = callers[kinds[-1] if kinds != ["anyone"] else "operator"].request(method, target, json=body)
+            if kinds == ["anyone"]:
+                assert answer.status_code == 200, target
+                continue
+            assert (answer.status_code, answer.json()["detail"]) == (400, "nonsense: there is no such field"), target
+    assert counts(database) == before
+
+
+def test_a_misspelt_parameter_of_the_query_is_told_what_was_meant(operator: httpx.Client) -> None:
+    for target, told in (
+        ("/v1/graphs?opne=1", "opne: there is no such field; did you mean 'open'?"),
+        ("/v1/demand?units_per_bots=2", "units_per_bots: there is no such field; did you mean 'units_per_bot'?"),
+        ("/v1/jobs?lable=x&stat=queued", "lable: there is no such field; did you mean 'label'?"),
+        ("/v1/status?=1", "query: there is no such field"),
+    ):
+        assert operator.get(target).json()["detail"] == told
+    refused = operator.get("/v1/jobs?lable=x&stat=queued").json()["errors"]
+    assert [each["field"] for each in refused] == ["lable", "stat"]
+
+
+def test_a_limit_that_consoles_of_earlier_versions_send_to_lists_of_one_page_is_ignored(operator: httpx.Client) -> None:
+    for path in ("limits", "scheduling", "rates", "classes", "backpressure"):
+        assert operator.get(f"/v1/{path}?limit=200").json() == operator.get(f"/v1/{path}").json()
+
+
 def test_a_slash_too_many_leads_to_no_host_of_the_request_and_mistakes_are_problems(operator: httpx.Client) -> None:
     for method, path, status in (
         ("GET", "/v1/jobs/", 404),
