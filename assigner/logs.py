@@ -57,12 +57,15 @@ class _Formatter(logging.Formatter):
 def _frames(exc_info: ExcInfo) -> str:
     """Format an error with its stack but without local values, which may be a job's data or secret.
 
-    PostgreSQL's error details can quote rows, so only the SQLSTATE is kept.
+    PostgreSQL's errors can quote rows, so only the SQLSTATE is kept; of a missing right also which one, since that text
+    names a table or a function, and never a row.
     """
     kind, value, trace = exc_info
     code = getattr(value, "sqlstate", None)
     is_database = isinstance(value, psycopg.Error)
     said = f"SQLSTATE {code}" if code else "no SQLSTATE" if is_database else str(value)
+    if isinstance(value, psycopg.errors.InsufficientPrivilege) and value.diag.message_primary:
+        said += f", {value.diag.message_primary}"
     return "".join(traceback.format_tb(trace)) + f"{kind.__name__}: {said}"
 
 

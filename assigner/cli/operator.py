@@ -196,6 +196,20 @@ def grant_submit(installation: Installation, role: str) -> None:
     click.echo(f"{escaped(role, roles.MAX_ROLE)} may call {SCHEMA}.submit")
 
 
+@db_group.command("grant-process")
+@click.argument("role", metavar="ROLE")
+@pass_installation
+def grant_process(installation: Installation, role: str) -> None:
+    """Let gateways and assigners run as a role of the database that reads and writes rows, and owns no table.
+
+    The role has these rights after an upgrade too. Run this as the owner of the schema: others cannot grant it.
+    """
+    with installation.command_database("grant") as database:
+        database.run(lambda connection: roles.grant_process(connection, role, actor="local"))
+    click.echo(installation.described)
+    click.echo(f"gateways and assigners may run as {escaped(role, roles.MAX_ROLE)}")
+
+
 @db_group.command("verify")
 @as_json
 @pass_installation

@@ -182,8 +182,10 @@ def _subject(instance: str | None) -> str:
 _ANY_DEFERRED = "(SELECT true FROM jobs WHERE state = 'deferred' ORDER BY queued_at LIMIT 1) IS NOT NULL"
 #: The condition that jobs may have to be deferred or returned.
 ANY_OVERFLOW = f"EXISTS (SELECT FROM scheduling WHERE max_queue_size IS NOT NULL) OR {_ANY_DEFERRED}"
+# Unlike the sequence's column `last_value`, the function needs no right to read the sequence. NULL: no job yet.
 OVERFLOW_STATE = Statement(f"""
-SELECT s.max_queue_size, s.normal, {_ANY_DEFERRED} AS deferred, (SELECT last_value FROM jobs_id_seq) AS newest
+SELECT s.max_queue_size, s.normal, {_ANY_DEFERRED} AS deferred,
+    coalesce(pg_sequence_last_value('jobs_id_seq'), 0) AS newest
 FROM scheduling s
 """)
 # Each part reads its own index, up to the limit.

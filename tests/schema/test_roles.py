@@ -10,14 +10,17 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import structlog
 from leasehold.errors import Forbidden, NotReady
 from psycopg import sql
 from sqlalchemy import make_url
+from structlog.testing import capture_logs
 
+from assigner import logs
 from schema.moves.waiting.hold import requeue
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
-from schema.tenancy.roles import grant_submit
+from schema.tenancy.roles import grant_process, grant_submit
 from schema.timing import Timing
 from tests.support.http import audited
 from tests.support.pool import Pool, completed
@@ -26,11 +29,6 @@ from tests.support.servers import Console
 
 SUBMIT = "SELECT count(*) FROM leasehold.submit(%s)"
 JOBS = json.dumps([{"command": ["true"]}, {"command": ["true"], "dedup_key": "a", "label": "x"}])
-PROCESS = (
-    "GRANT USAGE ON SCHEMA leasehold TO {}",
-    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO {}",
-    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA leasehold TO {}",
-)
 
 
 @contextmanager
@@ -48,6 +46,16 @@ def role(url: str, *grants: str) -> Iterator[tuple[str, str]]:
             admin.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(sql.Identifier(name)))
             admin.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(database, sql.Identifier(name)))
             admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+@contextmanager
+def role_of_processes(database: Database) -> Iterator[str]:
+    """A role as gateways and assigners may have it, and a table that the owner makes later, as an upgrade does."""
+    with role(database.url) as (name, _):
+        database.run(lambda c: grant_process(c, name, actor="test"))
+        database.run(lambda c: c.execute_sql(f"GRANT EXECUTE ON FUNCTION submit TO {name}"))
+        database.run(lambda c: c.execute_sql("CREATE TABLE of_an_upgrade (id bigint GENERATED ALWAYS AS IDENTITY)"))
+        yield name
 
 
 @contextmanager
@@ -82,7 +90,8 @@ def test_the_owner_of_the_schema_upgrades_it_without_other_rights(empty_url: str
 
 
 def test_processes_need_no_more_than_rights_on_rows(database: Database, timing: Timing, chance: random.Random) -> None:
-    with role(database.url, *PROCESS) as (name, url), opened_as(url, name, chance) as limited:
+    with role_of_processes(database) as name, opened_as(database.url, name, chance) as limited:
+        limited.run(lambda c: c.execute_sql("INSERT INTO of_an_upgrade DEFAULT VALUES"))
         pool = Pool(limited, timing, chance)
         pool.submit(2, label="a", properties={"os": "linux"})
         pool.submit(dedup_key="d")
@@ -95,10 +104,33 @@ def test_processes_need_no_more_than_rights_on_rows(database: Database, timing: 
             lambda c: requeue(c, [gone], instances=None, ceiling=None, key=None, reason=None, actor="test")
         )
         assert again.changed
-        pool.upkeep().run_once()
+        pool.change("UPDATE scheduling SET max_queue_size = 5")
+        with capture_logs() as logs:
+            pool.upkeep().run_once()
+        assert logs == []
         pool.retention(keep_succeeded=0).run_once()
         with pytest.raises(Exception, match="must be owner"):
             pool.change("DROP TABLE jobs")
+
+
+def test_the_log_names_the_right_that_is_missing_and_no_value(
+    database: Database, chance: random.Random, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = structlog.get_config()
+    with role(database.url) as (name, url), opened_as(url, name, chance) as limited:
+        try:
+            logs.to_stderr("ERROR")
+            for refused in ("SELECT FROM leasehold.jobs", "SELECT CAST('secret' AS integer)"):
+                try:
+                    limited.run(lambda c, text=refused: c.execute_sql(text))  # type: ignore[misc]
+                except psycopg.Error:
+                    structlog.get_logger().exception("refused")
+        finally:
+            structlog.configure(**before)
+    told = capsys.readouterr().err
+    assert "SQLSTATE 42501, permission denied for schema leasehold" in told
+    assert "SQLSTATE 22P02" in told
+    assert "secret" not in told
 
 
 def test_a_role_that_may_submit_does_nothing_else(database: Database, tmp_path: Path, leasehold: Path) -> None:
@@ -126,12 +158,17 @@ def test_a_role_that_may_submit_does_nothing_else(database: Database, tmp_path: 
     assert "no role 'nobody-at-all'" in console.refused("db", "grant-submit", "nobody-at-all")
 
 
-def test_who_may_not_grant_submit_is_told_so_and_grants_nothing(database: Database, chance: random.Random) -> None:
+def test_who_may_not_grant_is_told_so_and_grants_nothing(database: Database, chance: random.Random) -> None:
     """The server itself only warns a role that has the right and may not pass it on."""
-    grants = (*PROCESS, "GRANT EXECUTE ON FUNCTION leasehold.submit TO {}")
-    with role(database.url, *grants) as (name, url), opened_as(url, name, chance) as limited, role(url) as (program, _):
+    with (
+        role_of_processes(database) as name,
+        role(database.url) as (program, url),
+        opened_as(url, name, chance) as limited,
+    ):
         with pytest.raises(Forbidden, match=f"{program} may still not call leasehold.submit: .* the owner of the"):
             limited.run(lambda c: grant_submit(c, program, actor="local"))
+        with pytest.raises(Forbidden, match=r"only the owner of the schema leasehold, .*, can grant this"):
+            limited.run(lambda c: grant_process(c, program, actor="local"))
     assert "db.grant_submit" not in audited(database)
 
 
