@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
+from leasehold.runtime.attempt import Attempt
 from leasehold.runtime.call_messages import CallEnd, read_end
 from leasehold.runtime.surroundings import TICK, AttemptDirectory, Surroundings
 
@@ -81,11 +83,24 @@ def test_an_error_is_the_result_with_its_traceback_and_exit_code_1(start: Start,
 def test_a_value_that_cannot_be_stored_is_an_error(start: Start, tmp_path: Path) -> None:
     for value, reason in (
         ("x" * 70_000, "the value has 70010 bytes as JSON, and at most 65536 are stored"),
+        ("ä" * 33_000, "the value has 66010 bytes as JSON, and at most 65536 are stored"),
         ("a\0b", "the value cannot be stored: holds a NUL character"),
     ):
         assert end(start("echo", value))[0] == 1
         told = result(tmp_path)["error"]
         assert (told["type"], told["message"]) == ("ResultRefused", reason)
+
+
+def test_a_value_or_checkpoint_of_letters_is_stored_if_its_bytes_of_utf_8_fit(
+    start: Start, attempt: dict[str, str], tmp_path: Path
+) -> None:
+    assert end(start("echo", "ä" * 32_000))[0] == 0
+    assert result(tmp_path) == {"ok": "ä" * 32_000}
+    here = Attempt(attempt)
+    here.checkpoint("ä" * 32_000)
+    with pytest.raises(BadInput, match=r"^checkpoint: has 66002 bytes as JSON, and at most 65536 are stored$"):
+        here.checkpoint("ä" * 33_000)
+    assert Attempt(attempt).last_checkpoint == "ä" * 32_000
 
 
 def test_an_unknown_task_an_app_that_cannot_be_imported_and_a_process_without_a_job_say_so(

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import hashlib
 import json
 import math
 import random
@@ -113,6 +114,15 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
         task_app.echo.defer(5)
 
 
+def test_letters_count_as_bytes_of_utf_8_and_join_calls_of_versions_that_escaped_them(program: Gateway) -> None:
+    task_app.echo.using(unique=True).defer("ä" * 130_000)
+    request = program.asked[-1].body["jobs"][0]
+    assert len(request["stdin"].encode()) == 260_028
+    escaped = json.dumps(json.loads(request["stdin"]))
+    told = hashlib.sha256(f"tests.support.apps.task_app.echo:{escaped}".encode()).hexdigest()
+    assert request["dedup_key"] == f"tests.support.apps.task_app.echo:{told}"
+
+
 def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: Gateway) -> None:
     add = task_app.add
     with pytest.raises(BadInput, match=r"^retry_policy: is not an option of a task; use `retry`$"):
@@ -209,6 +219,7 @@ UNSENT: list[tuple[Callable[[], object], str]] = [
     (lambda: task_app.add.batch(5), r"calls: are many, such as \[\(5,\), \(6,\)\], and not one 'int'"),
     (lambda: task_app.add.batch({"left": 5}), "calls: are many, .*, and not one 'dict'"),
     (lambda: task_app.echo.defer("x" * 300_000), "text: the arguments have 300028 bytes as JSON, at most 261120"),
+    (lambda: task_app.echo.defer("ä" * 131_000), "text: the arguments have 262028 bytes as JSON, at most 261120"),
     (
         lambda: task_app.echo.using(queue_timeout_seconds=math.inf).defer("x"),
         "^queue_timeout_seconds: inf is not a number",
@@ -465,6 +476,34 @@ def test_a_text_that_the_database_cannot_hold_is_refused_in_a_transaction_withou
             with pytest.raises(BadInput, match=rf"^jobs\.0\.env\.A: holds {said}$"):
                 submitted(text)
         assert submitted("\\u0000, \\ud800, \U0001f600") == 1, "a backslash and a pair are held"
+
+
+def test_a_statement_in_a_transaction_has_no_more_bytes_than_a_request(
+    ways: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.client.MAX_BYTES", 4096)
+    sent = list[int]()
+
+    class Counting(psycopg.Cursor[Any]):
+        def execute(self, query: Any, params: Any = None, **more: Any) -> Any:
+            sent.append(len(params[0].encode()))
+            return super().execute(query, params, **more)
+
+    letters = {"A": "ä" * 900, "B": "🙂" * 400}
+    job = {"command": ["a"], "env": letters}
+    with psycopg.connect(ways.url, cursor_factory=Counting) as connection:
+        assert submit_in(connection, [job, job], len) == 2
+    assert (len(sent), max(sent) <= 4096) == (2, True)
+    (stored, *_) = ways.rows("SELECT payload->'env' FROM leasehold.job_payloads")
+    assert stored == (letters,)
+
+
+def test_a_connection_whose_encoding_cannot_write_a_text_is_refused(ways: Connections) -> None:
+    with psycopg.connect(ways.url, client_encoding="LATIN1") as connection:
+        assert task_app.add.defer_in(connection, 1).created
+        assert submit_in(connection, [{"command": ["ä"]}], len) == 1
+        with pytest.raises(BadInput, match=r"^connection: its encoding '\S+' cannot write a text of the request$"):
+            submit_in(connection, [{"command": ["🙂"]}], len)
 
 
 def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections) -> None:

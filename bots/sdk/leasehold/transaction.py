@@ -6,11 +6,11 @@ from the caller's commit on, and never if the caller rolls back.
 """
 
 import inspect
-import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from leasehold import wire
 from leasehold.client import Client, in_parts, moved
 from leasehold.errors import KEY_TAKEN, BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
 from leasehold.transport import Record
@@ -38,7 +38,7 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
         # Jobs that run in this process have no transaction to wait for.
         made = then([(job.id, job.created) for job in instead.submit(requests)])
         return _at_once(made) if _is_asynchronous(connection) else made
-    documents = [json.dumps(part) for part in in_parts(requests)]
+    documents = [wire.written(part) for part in in_parts(requests)]
     for method, run, run_async in (
         ("ensure_connection", _by_django, None),
         ("exec_driver_sql", _by_sqlalchemy, _by_sqlalchemy_async),
@@ -90,6 +90,8 @@ def _refusals(submitted: int) -> Iterator[None]:
     """
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise BadInput("connection", f"its encoding '{error.encoding}' cannot write a text of the request") from None
     except Exception as error:
         refused = _refusal(*_sentence(error), submitted)
         if refused is None:

@@ -181,6 +181,10 @@ class JsonSerialiser:
         return found
 
 
+#: Returns the JSON text of a value that was checked. Letters stand in it as they are: limits count bytes of UTF-8.
+json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
 def written(document: Any) -> str:
     """Return the JSON text of a request. Raises BadInput with the place of a value that no pool holds, and why."""
     try:

@@ -22,6 +22,7 @@ from leasehold.wire import (
     MAX_PROGRESS_TEXT,
     check_json,
     escaped,
+    json_text,
 )
 
 #: The field of a stored checkpoint that holds the recorded steps.
@@ -145,11 +146,12 @@ class Attempt:
 
     def _keep(self, kept: dict[str, Any], what: str) -> None:
         # A job without steps has its checkpoint alone.
-        text = json.dumps(kept if kept[STEPS] else kept["checkpoint"], allow_nan=False)
-        if len(text) > MAX_CHECKPOINT_BYTES:
+        text = json_text(kept if kept[STEPS] else kept["checkpoint"])
+        size = len(text.encode())
+        if size > MAX_CHECKPOINT_BYTES:
             beside = " with what is kept already" if kept[STEPS] else ""
             most = f"at most {MAX_CHECKPOINT_BYTES} are stored"
-            raise BadInput(what, f"has {len(text)} bytes as JSON{beside}, and {most}")
+            raise BadInput(what, f"has {size} bytes as JSON{beside}, and {most}")
         self.store_checkpoint(text)
         # A copy, so that later changes of a value do not seem to be stored.
         self._kept = {**kept, **json.loads(text)} if kept[STEPS] else {**kept, "checkpoint": json.loads(text)}
@@ -180,7 +182,7 @@ class Attempt:
             # Beside the checkpoint. It is written in place, because a loop may tell of each of its many steps; the bot
             # takes no note of what it reads half.
             self._progress = open(f"{self._checkpoint}.progress", "wb", buffering=0)  # noqa: SIM115
-        document = json.dumps({"share": share, "text": text}, ensure_ascii=False).encode()
+        document = json_text({"share": share, "text": text}).encode()
         os.pwrite(self._progress.fileno(), document.ljust(MAX_PROGRESS_BYTES), 0)
 
     def store_checkpoint(self, text: str) -> None:

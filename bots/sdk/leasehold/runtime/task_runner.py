@@ -22,13 +22,12 @@ from leasehold.runtime.attempt import Again, Attempt, Cancelled
 from leasehold.tasks.arguments import decode_call, encode_result
 from leasehold.tasks.periodic import AppRegistry
 from leasehold.tasks.task import Task, TaskRegistry
-from leasehold.wire import AGAIN, COMMAND, MAX_RESULT_BYTES, check_place, escaped, suggestion
+from leasehold.wire import AGAIN, COMMAND, MAX_RESULT_BYTES, check_place, escaped, json_text, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
 #: The most characters of a remote error's message and traceback. JSON has at most six bytes for one.
 _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
-_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class UnknownTask(LeaseholdError):
@@ -154,17 +153,17 @@ class TaskCall:
 
     def _succeed(self, task: Task[Any, Any], value: Any) -> int:
         try:
-            document = _encode(encode_result(task.function, self._pool.serialiser, value))
+            document = json_text(encode_result(task.function, self._pool.serialiser, value))
+            size = len(document.encode())
         except (TypeError, ValueError) as error:
             raise ResultRefused(f"the value cannot be stored: {error}") from error
-        if len(document) > MAX_RESULT_BYTES and self._pool.large_results is not None:
+        if size > MAX_RESULT_BYTES and self._pool.large_results is not None:
             here = self._attempt
             reference = self._pool.large_results.keep(f"{here.job}-{here.fence}", document.encode())
-            document = _encode({"kept": reference})
-        if len(document) > MAX_RESULT_BYTES:
-            raise ResultRefused(
-                f"the value has {len(document)} bytes as JSON, and at most {MAX_RESULT_BYTES} are stored"
-            )
+            document = json_text({"kept": reference})
+            size = len(document.encode())
+        if size > MAX_RESULT_BYTES:
+            raise ResultRefused(f"the value has {size} bytes as JSON, and at most {MAX_RESULT_BYTES} are stored")
         self._attempt.store_result(document)
         return DONE
 

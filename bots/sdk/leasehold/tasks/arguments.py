@@ -18,7 +18,7 @@ from leasehold.tasks.codecs import Codec, codec_of
 from leasehold.tasks.node_results import Inputs, numbers_of, with_placeholders
 from leasehold.tasks.options import Concurrency, Unique, parameters_of
 from leasehold.transport import Record
-from leasehold.wire import JsonSerialiser, Serialiser, check_json, check_name
+from leasehold.wire import JsonSerialiser, Serialiser, check_json, check_name, json_text
 
 #: The arguments of one call: by their places, or by their names.
 Arguments = tuple[Any, ...] | Mapping[str, Any]
@@ -122,11 +122,12 @@ def encode_call(
     document: dict[str, Any] = {"args": positional, "kwargs": named} | ({"typed": typed} if typed else {})
     if nodes:
         document["inputs"] = sorted(nodes)
-    stdin = json.dumps(document, allow_nan=False)
-    if len(stdin) > MAX_ARGUMENTS:
+    stdin = json_text(document)
+    size = len(stdin.encode())
+    if size > MAX_ARGUMENTS:
         sent = [*zip([name for name, _ in names], positional, strict=True), *named.items()]
-        largest, _ = max(sent, key=lambda each: len(json.dumps(each[1])))
-        raise BadInput(largest, f"the arguments have {len(stdin)} bytes as JSON, at most {MAX_ARGUMENTS} are sent")
+        largest, _ = max(sent, key=lambda each: len(json_text(each[1]).encode()))
+        raise BadInput(largest, f"the arguments have {size} bytes as JSON, at most {MAX_ARGUMENTS} are sent")
     return stdin
 
 
@@ -231,13 +232,18 @@ def _decoded(form: CallForm, name: str, codec: Codec | None, found: Any) -> Any:
 
 def dedup_key(task: str, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[str, Any], stdin: str) -> str:
     """Return the key by which a call joins an unfinished one of its task that is equal in the sense of `unique`."""
-    said = stdin if isinstance(unique, bool) else unique(*args, **kwargs)
+    said = _escaped(stdin) if isinstance(unique, bool) else unique(*args, **kwargs)
     if not isinstance(said, str):
         raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
     plain = f"{task}:{said}"
     if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
         return plain
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
+
+
+def _escaped(stdin: str) -> str:
+    """Return a standard input as earlier versions wrote it, so that calls of theirs are joined."""
+    return stdin if stdin.isascii() else json.dumps(json.loads(stdin))
 
 
 def concurrency_lock(
