@@ -1,6 +1,7 @@
 """The installation that a command runs in: data directory, configuration, and the database that they name."""
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -235,7 +236,14 @@ def explaining_errors() -> Iterator[None]:
         cause = error.__cause__
         raise NotReady(f"{error}: {_first_line(cause)}" if isinstance(cause, psycopg.Error) else str(error)) from cause
     except psycopg.Error as error:
-        raise LeaseholdError(f"database: {_first_line(error)}") from error
+        told = _first_line(error)
+        if isinstance(error, psycopg.errors.InsufficientPrivilege) and _LACKS_RIGHTS.match(told):
+            told += "; the owner of the schema lets a role do this by: leasehold db grant-process ROLE"
+        raise LeaseholdError(f"database: {told}") from error
+
+
+#: What the server says of a role that may not read or write rows; of one that may not change a table it says otherwise.
+_LACKS_RIGHTS = re.compile("permission denied for (schema|table|sequence) ")
 
 
 def _first_line(error: BaseException | None) -> str:

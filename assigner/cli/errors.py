@@ -83,6 +83,9 @@ def _no_such_option(error: click.NoSuchOption) -> str:
     path = error.ctx.command_path.partition(" ")[2] if error.ctx else ""
     if (path, given) in NEEDLESS_OPTIONS:
         return f"{given}: {NEEDLESS_OPTIONS[path, given]}"
+    root = error.ctx and error.ctx.find_root()
+    if path and root and any(given in each.opts for each in root.command.params):
+        return f"{given}: goes before the command, as in 'leasehold {given} … {path}'"
     options = [each for each in (command.params if command else ()) if isinstance(each, click.Option)]
     known = {name.lstrip("-"): name for each in options for name in each.opts if name.startswith("--")}
     begun = [name for name in known if name.startswith(given.lstrip("-")) and len(given.lstrip("-")) > 1]

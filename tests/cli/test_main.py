@@ -94,6 +94,7 @@ WRONG = [
     ("running", "there is no command 'running'; did you mean `leasehold list --state running`?"),
     ("bots undrain b1", "there is no command 'bots undrain'; did you mean `leasehold bots drain --undo`?"),
     ("--verbose", "there is no option '--verbose'"),
+    ("token list --data pool", "--data: goes before the command, as in 'leasehold --data … token list'"),
     ("list --stat queued", "there is no option '--stat'; did you mean '--state'?"),
     ("submit --on-conflict jion true", "--on-conflict: 'jion' is not one of 'join', 'replace', 'refuse'; did you mean"),
     ("list --columns id,comand", "--columns: there is no column 'comand'; did you mean 'command'?"),

@@ -17,7 +17,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from leasehold.errors import BadInput
+from leasehold.client import Client
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.gateway.connection_limits import ConnectionLimits, ConnectionTable, Wait
 from bots.gateway.metrics import GatewayMetrics
@@ -269,6 +270,28 @@ def certified(tmp_path: Path) -> GatewaySettings:
     files = ["-keyout", str(settings.tls_key), "-out", str(settings.tls_cert)]
     subprocess.run([openssl, *made, *files], check=True, capture_output=True)
     return settings
+
+
+def test_a_client_that_does_not_know_the_authority_of_a_certificate_is_told_where_to_name_it(
+    database: Database,
+    timing: Timing,
+    certified: GatewaySettings,
+    chance: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(host: str) -> str:
+        url = f"https://{host}:{urlsplit(served.url).port}"
+        with Client(url, "lh_operator_0_0", chance=chance) as client, pytest.raises(LeaseholdError) as refused:
+            client.status()
+        return str(refused.value)
+
+    for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    with serving(database, timing, settings=certified) as served:
+        assert "self-signed certificate; SSL_CERT_FILE names a file with the certificate" in told("localhost")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certified.tls_cert))
+        assert "certificate" not in told("localhost")
+        assert told("127.0.0.1").endswith("certificate is not valid for '127.0.0.1'.")
 
 
 def test_who_does_not_finish_a_tls_handshake_takes_a_place_and_who_idles_does_not_delay_the_stop(

@@ -134,6 +134,8 @@ class Transport:
         except Unreachable as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                 reason = error.__cause__.verify_message
+                if error.__cause__.verify_code in _OF_UNKNOWN_AUTHORITY:
+                    reason += "; SSL_CERT_FILE names a file with the certificate of its authority"
                 raise LeaseholdError(f"the certificate of the gateway at {self.url} is refused: {reason}") from None
             raise _Unknown(None) from error
         except (OSError, HTTPException) as error:
@@ -365,6 +367,10 @@ def _proxy(address: Address) -> _Proxy | None:
         named = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Proxy-Authorization"] = "Basic " + base64.b64encode(named.encode()).decode()
     return _Proxy(parts.hostname, parts.port or 80, headers)
+
+
+#: How OpenSSL says that nobody whom we trust has signed a certificate. Other refusals need another certificate.
+_OF_UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 
 
 def _trusted() -> ssl.SSLContext:
