@@ -31,6 +31,7 @@ from leasehold.jobs import job_ids
 from leasehold.pool import Pool
 from leasehold.states import EndKind, JobState
 from leasehold.tasks.task import TaskJob
+from leasehold.testing import inline
 from leasehold.transaction import submit_in
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, make_url
@@ -521,6 +522,43 @@ def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections
     assert ways.submitted == 2
 
 
+def test_connections_of_psycopg_2_take_calls_too(ways: Connections) -> None:
+    psycopg2, extras = pytest.importorskip("psycopg2"), pytest.importorskip("psycopg2.extras")
+    for factory in (None, extras.RealDictCursor):
+        with closing(psycopg2.connect(ways.url, cursor_factory=factory)) as connection:
+            task_app.add.defer_in(connection, 1)
+            connection.rollback()
+            assert task_app.add.defer_in(connection, 2).created
+            connection.commit()
+            with pytest.raises(BadInput, match=r"^jobs\.0\.locks\.0: "):
+                task_app.add.using(locks=["x" * 999]).defer_in(connection, 1)
+    assert ways.submitted == 2
+
+
+def test_connections_of_asyncpg_take_calls_that_are_awaited(ways: Connections) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+
+    async def program() -> None:
+        connections = asyncpg.create_pool(ways.url, min_size=1, max_size=1)
+        async with connections, connections.acquire() as connection:
+            await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+            undone = connection.transaction()
+            await undone.start()
+            await task_app.add.defer_in(connection, 1)
+            await undone.rollback()
+            async with connection.transaction():
+                assert (await task_app.add.defer_in(connection, 2)).created
+            with pytest.raises(BadInput, match=r"^jobs\.0\.locks\.0: "):
+                await task_app.add.using(locks=["x" * 999]).defer_in(connection, 1)
+            with inline():
+                assert (await task_app.add.defer_in(connection, 1, right=2)).result() == 3
+        with pytest.raises(BadInput, match="connection: a 'Pool' is no connection of psycopg, asyncpg, "):
+            task_app.add.defer_in(connections, 1)
+
+    asyncio.run(program())
+    assert ways.submitted == 1
+
+
 def test_connections_of_django_take_calls_too(ways: Connections) -> None:
     if not settings.configured:
         settings.configure()
@@ -576,7 +614,9 @@ def test_a_key_of_another_call_and_an_object_that_is_no_connection_are_refused(w
         assert (again.id, again.created) == (first.id, False)
         with pytest.raises(Conflict, match=r"jobs\.0\.key: was used by a different request"):
             keyed.defer_in(connection, 2)
-    with pytest.raises(BadInput, match="connection: a 'str' is no connection of psycopg, SQLAlchemy or Django"):
+    with pytest.raises(
+        BadInput, match="connection: a 'str' is no connection of psycopg, asyncpg, SQLAlchemy or Django"
+    ):
         task_app.add.defer_in("postgresql://", 1)
 
 
@@ -619,7 +659,9 @@ def test_a_database_without_a_pool_and_a_role_without_rights_are_told_so(ways: C
     with psycopg.connect(ways.url) as connection:
         connection.execute("CREATE ROLE lh_without_rights")
         connection.execute("SET LOCAL ROLE lh_without_rights")
-        with pytest.raises(Forbidden, match="may not submit jobs: permission denied for schema leasehold"):
+        with pytest.raises(
+            Forbidden, match=r"permission denied for schema leasehold; the owner of .* grant-submit ROLE"
+        ):
             task_app.add.defer_in(connection, 1)
         connection.rollback()
 

@@ -1,13 +1,13 @@
 """Submits inside a transaction of the caller, by the SQL function `leasehold.submit`, on the caller's own connection.
 
 The connection may be one of psycopg 3 or of SQLAlchemy 2, each in its blocking and its asynchronous form, a session of
-SQLAlchemy, or a connection of Django. It is recognised by its methods, so none of them is imported here. Jobs exist
-from the caller's commit on, and never if the caller rolls back.
+SQLAlchemy, or a connection of Django, psycopg 2 or asyncpg. It is recognised by its methods, so that none of these is
+imported here. Jobs exist from the caller's commit on, and never if the caller rolls back.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from leasehold import wire
@@ -43,10 +43,14 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
         ("ensure_connection", _by_django, None),
         ("exec_driver_sql", _by_sqlalchemy, _by_sqlalchemy_async),
         ("get_bind", _by_session, _by_session_async),
-        ("cursor", _by_psycopg, _by_psycopg_async),
+        ("is_in_transaction", None, _by_asyncpg),
+        ("pgconn", _by_psycopg, _by_psycopg_async),
+        ("cursor", _by_psycopg2, None),
     ):
         if hasattr(connection, method):
-            waits = {"get_bind": "connection", "cursor": "commit"}.get(method, method)
+            if run is None:
+                return _awaited(run_async, connection, documents, then)
+            waits = {"get_bind": "connection", "pgconn": "commit"}.get(method, method)
             if run_async is not None and inspect.iscoroutinefunction(getattr(connection, waits)):
                 return _awaited(run_async, connection, documents, then)
             rows: list[Any] = []
@@ -54,11 +58,16 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
                 with _refusals(len(rows)):
                     rows += run(connection, document)
             return then(_submitted(rows))
-    raise BadInput("connection", f"a '{type(connection).__name__}' is no connection of psycopg, SQLAlchemy or Django")
+    raise BadInput(
+        "connection", f"a '{type(connection).__name__}' is no connection of psycopg, asyncpg, SQLAlchemy or Django"
+    )
 
 
 def _is_asynchronous(connection: Any) -> bool:
-    return any(inspect.iscoroutinefunction(getattr(connection, name, None)) for name in ("commit", "connection"))
+    is_of_asyncpg = hasattr(connection, "is_in_transaction")
+    return is_of_asyncpg or any(
+        inspect.iscoroutinefunction(getattr(connection, name, None)) for name in ("commit", "connection")
+    )
 
 
 async def _at_once(made: T) -> T:
@@ -132,7 +141,8 @@ def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | No
         case "3F000" | "42883":
             return NotReady(f"the database of this connection holds no pool: {said}")
         case "42501":
-            return Forbidden(f"the role of this connection may not submit jobs: {said}")
+            remedy = "the owner of the schema lets it by: leasehold db grant-submit ROLE"
+            return Forbidden(f"the role of this connection may not submit jobs: {said}; {remedy}")
         case _:
             return None
 
@@ -176,3 +186,15 @@ async def _by_psycopg_async(connection: Any, document: str) -> Any:
     async with connection.cursor(row_factory=lambda _cursor: tuple) as cursor:
         await cursor.execute(_SUBMIT.format("%s"), (document,))
         return await cursor.fetchall()
+
+
+async def _by_asyncpg(connection: Any, document: str) -> Any:
+    # As text: the connection may write jsonb in a way of its own.
+    return await connection.fetch(_SUBMIT.format("$1::text"), document)
+
+
+def _by_psycopg2(connection: Any, document: str) -> Any:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(_SUBMIT.format("%s"), (document,))
+        # The connection may make rows of another kind.
+        return [tuple(row.values()) if isinstance(row, Mapping) else row for row in cursor.fetchall()]
