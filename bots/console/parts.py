@@ -24,18 +24,37 @@ FIGURE = re.compile(
 NOTHING = ("", "-", "0")
 
 
-#: The dashes with which an option begins, and what keeps each on the line of what follows. It is not copied. An option
-#: with a long value is left, because a narrow screen needs each place where a line may end.
-DASHES, TOGETHER = re.compile(r"(?<![^\s`'\"(\[])--?(?=[A-Za-z]\S{0,31}(?!\S))"), "-\N{WORD JOINER}"
+#: The beginning of an option: its dashes, and its name up to the next dash. An option with a long value is left:
+#: a narrow screen needs each place where a line may end.
+OPTION = re.compile(r"""(?<![^\s`'"(\[])(--?(?=\S{1,32}(?!\S))[A-Za-z][A-Za-z0-9]*)""")
+#: Elements whose lines do not break, or that hold no other elements.
+UNBROKEN = frozenset({"pre", "option", "text", "title"})
 
 
 class Text(TextElement):
-    """An element whose text never breaks between the dashes and the name of an option, as in `--queue-timeout`."""
+    """An element whose text never breaks between the dashes and the name of an option, as in `--queue-timeout`.
+
+    Each beginning of an option is an element of its own. A character that joins would be in what a person selects.
+    """
+
+    def __init__(self, *, tag: str, text: str) -> None:
+        self._words: TextElement | None = None
+        super().__init__(tag=tag, text=text)
 
     def _text_to_model_text(self, text: str) -> None:
-        super()._text_to_model_text(
-            text if self.tag in ("pre", "option") else DASHES.sub(lambda dashes: TOGETHER * len(dashes[0]), text)
-        )
+        if self._words is not None and not self._words.is_deleted:
+            self._words.delete()
+        self._words = None
+        first, *others = [text] if self.tag in UNBROKEN else OPTION.split(text)
+        super()._text_to_model_text("" if others else first)
+        if others:
+            # One element around them all, because the cells of a narrow screen are grids.
+            with self:
+                self._words = TextElement(tag="span", text=first)
+            self._words.move(self, 0)
+            with self._words:
+                for place, each in enumerate(others):
+                    TextElement(tag="span", text=each).classes("" if place % 2 else "option")
 
 
 def node(tag: str, text: object = "", kind: str = "", **props: Any) -> TextElement:

@@ -31,14 +31,6 @@ document.addEventListener("mouseover", (event) => {
   if (shown) shown.title = new Date(shown.dateTime).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
 });
 
-// What keeps the dashes and the name of an option on one line stays on the page.
-document.addEventListener("copy", (event) => {
-  const copied = String(getSelection());
-  if (!copied.includes("\u2060")) return;
-  event.clipboardData.setData("text/plain", copied.replaceAll("\u2060", ""));
-  event.preventDefault();
-});
-
 // The chosen rows of a table, and lists that lead to another page.
 document.addEventListener("change", ({ target }) => {
   const boxes = [...document.querySelectorAll("main [data-choose]")];
