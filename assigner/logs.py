@@ -1,9 +1,11 @@
 """Logging of a process to standard error."""
 
+import json
 import logging
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 import psycopg
@@ -17,21 +19,26 @@ class LogSettings(BaseModel):
 
     level: the least important events that they log. `debug` also logs when a node of a graph starts, ends, or
         becomes ready.
+    format: `text` is `key=value` lines, coloured on a terminal; `json` an object on each line, for programs that
+        collect logs. The one line with which a process that cannot go on ends is text in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
 
 
-def to_stderr(level: str) -> None:
-    """Log events of at least `level` to standard error: coloured text on a terminal, else `key=value` lines."""
-    is_terminal = sys.stderr.isatty()
-    form: Callable[..., Any] = (
-        structlog.dev.ConsoleRenderer(exception_formatter=_print_frames)
-        if is_terminal
-        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
-    )
+def to_stderr(level: str, format: str = "text") -> None:
+    """Log events of at least `level` to standard error, as `LogSettings` has it."""
+    is_terminal = sys.stderr.isatty() and format == "text"
+    form: Callable[..., Any]
+    if is_terminal:
+        form = structlog.dev.ConsoleRenderer(exception_formatter=_print_frames)
+    elif format == "json":
+        form = structlog.processors.JSONRenderer(default=str)
+    else:
+        form = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
     processors: list[Callable[..., Any]] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -43,7 +50,7 @@ def to_stderr(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(logging.BASIC_FORMAT))
+    handler.setFormatter(_JsonFormatter() if format == "json" else _Formatter(logging.BASIC_FORMAT))
     logging.basicConfig(handlers=[handler], level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
 
 
@@ -52,6 +59,17 @@ class _Formatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         return _frames(ei)
+
+
+class _JsonFormatter(_Formatter):
+    """The same as JSON, with the names that our own lines have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+        line = {"logger": record.name, "event": record.getMessage(), "level": record.levelname.lower(), "timestamp": at}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 def _frames(exc_info: ExcInfo) -> str:

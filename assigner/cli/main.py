@@ -458,7 +458,7 @@ def gateway_command(installation: "Installation") -> int:
     from schema.postgres.notify import Wakeups
 
     settings: Any = installation.settings
-    logs.to_stderr(settings.log.level.upper())
+    logs.to_stderr(settings.log.level.upper(), settings.log.format)
     factor: float | None = settings.estimates.advice_factor
 
     class Server(server.Server):
@@ -683,7 +683,7 @@ def bot_command(
     from bots.cli import caller, options
     from schema.validation import normal_properties
 
-    logs.to_stderr(installation.settings.log.level.upper())
+    logs.to_stderr(installation.settings.log.level.upper(), installation.settings.log.format)
     settings: AgentSettings = cast(Any, installation.settings).bot
     if given["properties"]:
         given["properties"] = normal_properties("--property", pairs(given["properties"], option="--property"))

@@ -1,11 +1,13 @@
 """`leasehold up`, a whole pool on this machine, and `leasehold assign`, one assigner process of a pool."""
 
+import json
 import os
 import random
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from typing import Any
 
 import click
 import structlog
@@ -16,7 +18,7 @@ from assigner import logs
 from assigner.cli.operator import pass_installation
 from assigner.cli.output import as_json, print_json
 from assigner.config.loading import Reloader
-from assigner.loops import Signals, exit_within
+from assigner.loops import Signals, exit_within, standing
 from assigner.process.app_files import AppFiles
 from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
@@ -207,11 +209,14 @@ def _reach(settings: PoolSettings, *, commands: bool, tasks: bool) -> list[str]:
 
 @click.command()
 @click.option("--name", metavar="NAME", help="Name of this process in decisions and logs [the host's name].")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics, /healthz and /readyz.")
+@click.option(
+    "--metrics-host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve them on [127.0.0.1]."
+)
 @pass_installation
-def assign(installation: Installation, name: str | None, metrics_port: int | None) -> int:
+def assign(installation: Installation, name: str | None, metrics_port: int | None, metrics_host: str) -> int:
     """Run one assigner process: all configured assigners and upkeep."""
-    logs.to_stderr(installation.settings.log.level.upper())
+    logs.to_stderr(installation.settings.log.level.upper(), installation.settings.log.format)
     name = name or socket.gethostname()
     with (
         Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
@@ -222,7 +227,7 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
             installation.config, installation.sections, installation.environ, current=installation.settings
         )
         if metrics_port is not None:
-            _serve_metrics(metrics_port)
+            _serve_metrics(metrics_host, metrics_port)
         process = AssignerProcess(database, reloader, name=name, chance=random.SystemRandom())
         process.start()
         log.info("assigners run", name=name, using=installation.described)
@@ -236,8 +241,25 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
         return 130 if number is signal.SIGINT else 0
 
 
-def _serve_metrics(port: int) -> None:
+def _serve_metrics(host: str, port: int) -> None:
+    """Serve metrics at /metrics and /, and whether this process lives (/healthz) and its loops go on (/readyz)."""
     try:
-        start_http_server(port, addr="127.0.0.1")
+        server, _ = start_http_server(port, addr=host)
     except OSError as error:
-        raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
+        raise BadInput("--metrics-port", f"cannot listen on {host}:{port}: {error.strerror}") from None
+    page = server.get_app()
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path in ("/", "/metrics") and page is not None:
+            return page(environ, start)
+        status, told = "404 Not Found", b'{"status":"not found"}'
+        if path in ("/healthz", "/readyz"):
+            found = standing() if path == "/readyz" else []
+            status = "503 Service Unavailable" if found else "200 OK"
+            said = f"loops of this process stand still: {', '.join(found)}" if found else "ok"
+            told = json.dumps({"status": said}).encode()
+        start(status, [("Content-Type", "application/json"), ("Content-Length", str(len(told)))])
+        return [told]
+
+    server.set_app(answer)

@@ -133,11 +133,16 @@ class Webhooks:
     """Stores deliveries for the webhooks of one process, and sends those that are due."""
 
     def __init__(self, database: Database, settings: Sequence[WebhookSettings], *, chance: random.Random) -> None:
-        self._database, self._settings, self._chance = database, settings, chance
+        self._database, self._chance = database, chance
+        self.reconfigure(settings)
 
     def reconfigure(self, settings: Sequence[WebhookSettings]) -> None:
         """Use these webhooks from now on. Deliveries for others wait until they are too old."""
         self._settings = settings
+        for each in settings:
+            # From 0 on: `increase` sees no first one if the series begins with it.
+            for result in ("sent", "failed", "expired", "dropped"):
+                metrics.WEBHOOKS.labels(webhook=each.name, result=result)
 
     def put(self, connection: Connection, event: str, data: Mapping[str, object]) -> None:
         """Store a delivery of this event for each webhook, in the transaction of the move that it tells of."""

@@ -66,12 +66,13 @@ ANONYMOUS = "farm.anonymous"
 class Parts:
     """What the composition root hands in, because nothing here may import the assigner.
 
-    log_to_stderr: begins to write lines of a level and above. overridden: puts given values in place of settings.
-    submit: what submits jobs. why: tells why one waits. sync_service: what settles calls of workers, until the stack
-    closes. keep: writes an address to a file. demo_pool: runs a pool with bots of these names for actions, and a door.
+    log_to_stderr: begins to write lines of a level and above, in a format. overridden: puts given values in place of
+    settings. submit: what submits jobs. why: tells why one waits. sync_service: what settles calls of workers, until
+    the stack closes. keep: writes an address to a file. demo_pool: runs a pool with bots of these names for actions,
+    and a door.
     """
 
-    log_to_stderr: Callable[[str], None]
+    log_to_stderr: Callable[[str, str], None]
     overridden: Callable[["FarmSettings", Mapping[str, Any]], "FarmSettings"]
     submit: Callable[["Database"], "Submit"]
     why: "Why"
@@ -161,7 +162,7 @@ def _run_door(
     from schema.postgres.notify import Wakeups
 
     settings = installation.settings
-    parts.log_to_stderr(settings.log.level.upper())
+    parts.log_to_stderr(settings.log.level.upper(), settings.log.format)
     server, programs = _module("server"), _module("storage.programs")
     beside = None
     if storage is not None:

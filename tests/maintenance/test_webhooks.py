@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from leasehold.errors import BadInput
+from prometheus_client import REGISTRY
 from pydantic import SecretStr, ValidationError
 
 from assigner.config import loading
@@ -202,13 +203,20 @@ class Dying:
         return self._database.run(work)
 
 
+def given_up(result: str) -> float | None:
+    return REGISTRY.get_sample_value("leasehold_webhook_deliveries_total", {"webhook": "new", "result": result})
+
+
 def test_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(pool: Pool, endpoint: Gateway) -> None:
-    sender = webhooks(pool, endpoint.url, max_queued=3)
+    sender = webhooks(pool, endpoint.url, max_queued=3, name="new")
+    for result in ("expired", "dropped"):
+        assert given_up(result) == 0.0, "an increase is seen only from a series on that is there before"
     put(pool, sender, 5)
     assert [row.body["data"]["jobs"] for row in pool.rows(STORED)] == [["2"], ["3"], ["4"]]
     pool.change("UPDATE webhook_deliveries SET expires_at = now() WHERE body->'data'->'jobs' ? '3'")
     sender.run_once()
     assert [asked.body["data"]["jobs"] for asked in endpoint.asked] == [["2"], ["4"]]
+    assert (given_up("expired"), given_up("dropped")) == (1.0, 2.0)
 
 
 def test_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Gateway) -> None:

@@ -52,12 +52,17 @@ def test_a_changed_configuration_is_taken_and_a_wrong_one_refused_as_a_scrape_sh
     pool.bot(capacity=1)
     port = free_port()
 
-    def page() -> str:
-        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    def page(path: str = "metrics", status: int = 200) -> str:
+        answer = httpx.get(f"http://127.0.0.2:{port}/{path}", trust_env=False)
+        assert answer.status_code == status
+        return answer.text
 
     with Processes(tmp_path, database_url, timing, config="[quotas]\neviction_cooldown = 1.0\n") as processes:
-        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port))
+        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port), "--metrics-host", "127.0.0.2")
         eventually(lambda: "assigners run" in assigner.said())
+        assert [page("healthz"), page("readyz"), page("other", 404)] == [
+            '{"status": "ok"}', '{"status": "ok"}', '{"status":"not found"}'
+        ]  # fmt: skip
         pair = '{cohort="default",instance="team-a"}'
         assert f"leasehold_quota_capacity_gap_units{pair} 2.0" in page()
         assert f"leasehold_quota_effective_max_units{pair} 8.0" in page(), "the cooldown is over"

@@ -204,6 +204,7 @@ def test_prometheus_takes_every_query_of_a_dashboard(tmp_path: Path) -> None:
 
 #: Rules that only Prometheus has, because they go by counters in the memory of processes, or by its own metrics.
 ONLY_PROMETHEUS = {
+    "LeaseholdNoGateway",
     "LeaseholdQuotasWithoutMetrics", "LeaseholdQuotasUnread", "LeaseholdWebhookGivesUp", "LeaseholdLoopFails",
     "LeaseholdCountersDrift", "LeaseholdUpkeepDutyFails", "LeaseholdLoopStands", "LeaseholdRetentionIsLate",
     "LeaseholdForecastsAreOff", "LeaseholdForecastsOfInstanceAreOff",
