@@ -39,17 +39,16 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
         made = then([(job.id, job.created) for job in instead.submit(requests)])
         return _at_once(made) if _is_asynchronous(connection) else made
     documents = [wire.written(part) for part in in_parts(requests)]
+    if hasattr(connection, "is_in_transaction"):
+        return _awaited(_by_asyncpg, connection, documents, then)
     for method, run, run_async in (
         ("ensure_connection", _by_django, None),
         ("exec_driver_sql", _by_sqlalchemy, _by_sqlalchemy_async),
         ("get_bind", _by_session, _by_session_async),
-        ("is_in_transaction", None, _by_asyncpg),
         ("pgconn", _by_psycopg, _by_psycopg_async),
         ("cursor", _by_psycopg2, None),
     ):
         if hasattr(connection, method):
-            if run is None:
-                return _awaited(run_async, connection, documents, then)
             waits = {"get_bind": "connection", "pgconn": "commit"}.get(method, method)
             if run_async is not None and inspect.iscoroutinefunction(getattr(connection, waits)):
                 return _awaited(run_async, connection, documents, then)
