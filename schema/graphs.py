@@ -1,9 +1,9 @@
-"""Reads of dependency graphs: active graphs, their counters, and what a blocked job waits for.
+"""Reads of dependency graphs: active graphs, their counters, what a blocked job waits for, and why one was cancelled.
 
 A graph is active while it has jobs that are ready or running. Its running jobs are counted in the counter `graph:ID`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schema.postgres.connection import Connection
@@ -85,3 +85,54 @@ def unmet_dependencies(connection: Connection, job_id: int, *, limit: int) -> di
     rows = connection.execute(UNMET_DEPENDENCIES, {"id": job_id, "limit": limit}).mappings()
     hopeless = connection.execute(NEVER_MET, {"id": job_id}).scalar_one_or_none()
     return {"unmet": [dict(row) for row in rows], "hopeless": hopeless}
+
+
+# Why a node was cancelled
+
+
+#: The reason that is stored with nodes which are cancelled because another one did not succeed.
+UPSTREAM = "cancelled: what it depends on did not succeed"
+#: How a node ended that did not succeed, by its outcome.
+ENDED_BADLY = {"failed": "failed", "dead": "is dead", "cancelled": "was cancelled"}
+#: The most nodes between those that were cancelled and those that failed first.
+MAX_BETWEEN = 10_000
+
+# Of what a node depends on, the first that did not succeed is why it was cancelled. All that was cancelled at one
+# moment was so because of one node, so it does not matter which of these comes first.
+_CAUSE = """
+    SELECT e.parent, n.node_no AS node, j.public_id AS job, n.outcome, coalesce(j.reason = :upstream, false) AS goes_on
+    FROM graph_edges e JOIN graph_nodes n ON n.job_id = e.parent LEFT JOIN jobs j ON j.id = e.parent
+    WHERE e.child = {child} AND e.on_failure = 'cancel' AND n.outcome <> 'succeeded'
+    ORDER BY j.finished_at NULLS FIRST, n.node_no LIMIT 1"""
+CAUSES = Statement(f"""
+WITH RECURSIVE above AS (
+    SELECT t.child, c.* FROM unnest(CAST(:ids AS bigint[])) AS t (child)
+    CROSS JOIN LATERAL ({_CAUSE.format(child="t.child")}) c
+    UNION
+    SELECT a.parent, c.* FROM above a CROSS JOIN LATERAL ({_CAUSE.format(child="a.parent")}) c WHERE a.goes_on
+)
+SELECT * FROM above LIMIT :limit
+""")
+
+
+def with_roots(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of jobs, of which nodes that were cancelled because of others have the first of these as `reason`.
+
+    Each has `row_id` and `reason`. Nothing is read unless there is such a node.
+    """
+    cancelled = [row["row_id"] for row in rows if row["reason"] == UPSTREAM]
+    if not cancelled:
+        return [dict(row) for row in rows]
+    where = {"ids": cancelled, "upstream": UPSTREAM, "limit": MAX_BETWEEN}
+    causes = {cause.child: cause for cause in connection.execute(CAUSES, where)}
+
+    def reason(row_id: int) -> str:
+        cause = causes.get(row_id)
+        while cause is not None and cause.goes_on:
+            cause = causes.get(cause.parent)
+        if cause is None:
+            return UPSTREAM
+        job = "" if cause.job is None else f", job {cause.job},"
+        return f"cancelled: node {cause.node} of its graph{job} {ENDED_BADLY[cause.outcome]}"
+
+    return [{**row, "reason": reason(row["row_id"])} if row["reason"] == UPSTREAM else dict(row) for row in rows]

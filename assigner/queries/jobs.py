@@ -10,6 +10,7 @@ from leasehold.wire import COMMAND, escaped
 from schema.checkpoints import PROGRESS_OF_JOB
 from schema.fleet.kinds import TASK
 from schema.fleet.success import PRIOR, success_rate
+from schema.graphs import with_roots
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import (
     JOB_REASON,
@@ -142,7 +143,7 @@ FROM {_NAMED} WHERE {VISIBLE}
 
 # States of many submissions, with results where there are any. `job` is the public id of the shared job.
 SUBMISSION_STATES = Statement(f"""
-SELECT {_SUBMISSION}, j.public_id AS job, j.attempts, j.created_at, j.started_at,
+SELECT {_SUBMISSION}, j.id AS row_id, j.public_id AS job, j.attempts, j.created_at, j.started_at,
     CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED}
 WHERE {VISIBLE}
@@ -159,7 +160,7 @@ WITH asked AS MATERIALIZED (
     LEFT JOIN job_results r ON r.job_id = j.id AND s.withdrawn_at IS NULL
     WHERE {VISIBLE}
 )
-SELECT id, state, CASE WHEN state = ANY (:final) THEN reason END AS reason, exit_code, fence,
+SELECT id, job_id AS row_id, state, CASE WHEN state = ANY (:final) THEN reason END AS reason, exit_code, fence,
     coalesce(up_to, 0) <= :room AS fits,
     CASE WHEN up_to <= :room AND fence IS NOT NULL THEN (
         SELECT CAST(result AS text) FROM job_results WHERE job_id = asked.job_id) END AS result
@@ -265,7 +266,8 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
     if row is None:
         return None
     events = connection.execute(EVENTS, {"job_id": row["row_id"], "limit": MAX_EVENTS}).mappings()
-    found = dict(row) | {"events": [dict(event) for event in events]}
+    (found,) = with_roots(connection, [row])
+    found["events"] = [dict(event) for event in events]
     told = connection.execute(PROGRESS_TOLD, {"job_id": row["row_id"]}).mappings().one_or_none()
     found["progress"] = None if told is None else dict(told)
     return found
@@ -275,7 +277,7 @@ def listed(connection: Connection, rows: Sequence[dict[str, Any]]) -> Rows:
     """The rows of a list, each with what a list tells beside it."""
     found = connection.execute(LISTED, {"ids": [row["row_id"] for row in rows]}).mappings()
     more = {row["row_id"]: _called(row) for row in found}
-    return [row | more[row["row_id"]] for row in rows if row["row_id"] in more]
+    return [row | more[row["row_id"]] for row in with_roots(connection, rows) if row["row_id"] in more]
 
 
 def submission_states(
@@ -283,7 +285,7 @@ def submission_states(
 ) -> dict[str, dict[str, Any]]:
     """State and result of each submission that the caller sees, by id."""
     rows = connection.execute(SUBMISSION_STATES, {"ids": list(ids), "instances": instances}).mappings()
-    return {str(row["id"]): dict(row) for row in rows}
+    return {str(row["id"]): row for row in with_roots(connection, list(rows))}
 
 
 def results(
@@ -294,7 +296,8 @@ def results(
     Not `fits`: its result is left out, because those before it have `room` bytes together with it.
     """
     where = {"ids": list(ids), "instances": instances, "room": room, "final": sorted(FINAL)}
-    return {str(row["id"]): dict(row) for row in connection.execute(RESULTS, where).mappings()}
+    rows = with_roots(connection, list(connection.execute(RESULTS, where).mappings()))
+    return {str(row["id"]): row for row in rows}
 
 
 def bots(connection: Connection, *, after: str, limit: int) -> Rows:
@@ -365,9 +368,10 @@ WITH page AS MATERIALIZED (
 """)
 # One page of a graph's nodes, by number. A node without a job ended so long ago that its job was deleted.
 NODES = Statement(f"""
-SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
-    n.callback, n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end,
-    j.label, ARRAY(SELECT p.node_no FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent
+SELECT n.job_id AS row_id, n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth,
+    j.priority, n.callback, n.pending_deps AS waits_for, n.missing, j.reason, j.label,
+    n.dead_ends > 0 AND n.outcome IS NULL AS dead_end,
+    ARRAY(SELECT p.node_no FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent
         WHERE e.child = n.job_id ORDER BY p.node_no) AS after,
     coalesce(w.command, '{{}}') AS command, w.arguments
 FROM graph_nodes n LEFT JOIN LATERAL (SELECT {_COMMAND} FROM job_payloads p WHERE p.job_id = n.job_id) w ON true
@@ -407,7 +411,8 @@ def graph(connection: Connection, row_id: int) -> dict[str, Any]:
 def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:
     """One page of a graph's nodes by number, from the first after `after`."""
     where = {"graph": row_id, "after": after, "limit": limit}
-    return [_called(row) for row in connection.execute(NODES, where).mappings()]
+    rows = with_roots(connection, list(connection.execute(NODES, where).mappings()))
+    return [_called(row) for row in rows]
 
 
 def _called(row: Mapping[str, Any]) -> dict[str, Any]:

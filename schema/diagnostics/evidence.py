@@ -463,7 +463,7 @@ def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> JobEviden
 def jobs(connection: Connection, job_ids: Sequence[int], *, cooldown: Cooldown) -> list[JobEvidence]:
     """Read the same of each of these jobs, in no order."""
     rows = connection.execute(JOBS, {"ids": [*job_ids], **cooldown.values()}).mappings()
-    return [_job(connection, dict(row)) for row in rows]
+    return [_job(connection, row) for row in graphs.with_roots(connection, list(rows))]
 
 
 def _job(connection: Connection, row: Row) -> JobEvidence:

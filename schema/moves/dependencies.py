@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from schema.graphs import UPSTREAM
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 
@@ -132,7 +133,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         AND w.job_id = p.job_id
 ), cancelled AS (
     UPDATE jobs j SET state = 'cancelled', finished_at = clock_timestamp(),
-        reason = 'cancelled: what it depends on did not succeed'
+        reason = '{UPSTREAM}'
     WHERE j.id = ANY (ARRAY(SELECT id FROM stopped))
 ), left_out AS (
     UPDATE jobs j SET state = 'cancelled', finished_at = clock_timestamp(),

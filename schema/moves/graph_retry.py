@@ -14,13 +14,12 @@ from typing import NamedTuple
 import psycopg
 from leasehold.errors import Conflict, NotFound
 
+from schema.graphs import ENDED_BADLY
 from schema.moves.graphs import LOCK, LONGER, LONGER_TIMEOUT
 from schema.moves.submit_again import LOCK_AGAINST_RETENTION, Successor, check_ceiling, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 
-#: Outcomes of nodes that may be tried again.
-ENDED_BADLY = frozenset({"failed", "dead", "cancelled"})
 #: New jobs of one statement: their payloads are handed on in one value.
 SLICE = 500
 
@@ -106,7 +105,7 @@ class GraphEdge(NamedTuple):
 class RetryPlan:
     """What is tried again, and what cannot be.
 
-    nodes: the numbers that get new jobs. barred: a number → the failed parent because of which it could not run; such a
+    nodes: the numbers that get new jobs. barred: a number → the failed node because of which it could not run; such a
     node is not among `nodes`. started: numbers of children that have started and are not held up again. busy: a node
     because of which nothing can be decided yet: it is being stopped, or is the callback and may run already.
     """
@@ -155,7 +154,23 @@ def _barred(
         for edge in parents.get(number, ()):
             ended = nodes[edge.parent].outcome
             if edge.on_failure != "run" and ended in ENDED_BADLY and edge.parent not in chosen:
-                yield number, edge.parent
+                yield number, _root(edge.parent, chosen, parents, nodes)
+
+
+def _root(
+    number: int, chosen: Collection[int], parents: Mapping[int, Sequence[GraphEdge]], nodes: Mapping[int, GraphNode]
+) -> int:
+    """Return the node because of which this one was cancelled, however far above it; itself if it ran."""
+    while nodes[number].outcome == "cancelled":
+        above = [
+            edge.parent
+            for edge in parents.get(number, ())
+            if edge.on_failure == "cancel" and nodes[edge.parent].outcome in ENDED_BADLY and edge.parent not in chosen
+        ]
+        if not above:
+            break
+        number = min(above, key=lambda each: (nodes[each].outcome == "cancelled", each))
+    return number
 
 
 def _has_started(node: GraphNode) -> bool:
@@ -210,7 +225,8 @@ def retry_graph(
     if plan.busy is not None:
         raise Conflict("graph_busy", f"nodes: node {plan.busy} {_busy(rows[plan.busy])}: try again when it has ended")
     for number, parent in sorted(plan.barred.items()):
-        raise Conflict("node_barred", f"nodes: node {number} depends on node {parent}, which {_ended(rows[parent])}")
+        ended = ENDED_BADLY[rows[parent].outcome]
+        raise Conflict("node_barred", f"nodes: node {number} depends on node {parent}, which {ended}")
     made = _replace(connection, graph, rows, plan, ceiling=ceiling, key=key, actor=actor)
     return RetriedGraph(public_id, graph.name, {number: made[number] for number in sorted(made)})
 
@@ -274,7 +290,7 @@ def _why_not(graph: str, number: int, rows: Mapping[int, Row], plan: RetryPlan) 
     if parent is None:
         return None
     goes_on = f"`leasehold graph retry {graph}` lets the graph go on"
-    return f"it depends on node {parent} of its graph, which {_ended(rows[parent])}; {goes_on}"
+    return f"it depends on node {parent} of its graph, which {ENDED_BADLY[rows[parent].outcome]}; {goes_on}"
 
 
 def _read(connection: Connection, graph: int, wanted: Collection[int] | None) -> tuple[dict[int, Row], RetryPlan]:
@@ -324,10 +340,6 @@ def _replace(
 
 def _slices(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
-
-
-def _ended(row: Row) -> str:
-    return "was cancelled" if row.outcome == "cancelled" else "is dead" if row.outcome == "dead" else "failed"
 
 
 def _busy(row: Row) -> str:

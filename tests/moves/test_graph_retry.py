@@ -273,3 +273,12 @@ def test_what_is_tried_again_follows_from_outcomes_and_edges() -> None:
     assert plan_retry(nodes, edges, [1]).nodes == {1, 2}
     assert (plan_retry(nodes, edges, [2]).nodes, plan_retry(nodes, edges, [2]).barred) == (frozenset(), {2: 1})
     assert plan_retry(nodes, edges, [3]).nodes == frozenset()
+
+
+def test_what_keeps_a_node_from_running_is_the_one_that_failed_and_none_that_is_tried_again() -> None:
+    nodes = [GraphNode(1, "failed", "failed"), GraphNode(2, "failed", "failed")]
+    nodes += [GraphNode(number, "cancelled", "cancelled") for number in (3, 4, 5)]
+    edges = [GraphEdge(*pair, "cancel") for pair in ((1, 3), (2, 3), (3, 4), (4, 5))]
+    assert plan_retry(nodes, edges, [5]).barred == {5: 1}
+    plan = plan_retry(nodes, edges, [1])
+    assert (plan.nodes, plan.barred) == ({1}, {3: 2, 4: 2, 5: 2})

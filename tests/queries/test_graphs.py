@@ -1,12 +1,14 @@
-"""The first node of a graph that did not succeed."""
+"""The first node of a graph that did not succeed, and why others were cancelled."""
 
 from typing import Any
 
 import pytest
 from leasehold.graphs import FailedNode, GraphState
 
+from assigner.explain.answer import explain
 from assigner.queries import jobs
 from schema.moves.graphs import SubmittedGraph
+from schema.postgres.connection import Connection
 from schema.requests import GraphRequest
 from tests.support.plans import watching
 from tests.support.pool import Pool, active, completed, taken
@@ -72,3 +74,55 @@ def test_a_newer_gateway_may_tell_more_of_a_failed_node(pool: Pool) -> None:
     node = {"node": 1, "job": None, "state": "failed", "reason": "exit code 1", "bot": "b"}
     state = GraphState.of(shown(pool) | {"first_failed": node})
     assert state.first_failed == FailedNode(node=1, job=None, state="failed", reason="exit code 1")
+
+
+def reasons(pool: Pool, made: SubmittedGraph) -> dict[int, set[str | None]]:
+    """Why each node was cancelled, as every read of it tells."""
+    ids = {number: str(job) for number, job in made.jobs.items()}
+
+    def read(connection: Connection) -> dict[int, set[str | None]]:
+        (graph,) = {row.graph for row in connection.execute_sql("SELECT graph FROM graph_nodes")}
+        page = {row["node"]: row["reason"] for row in jobs.nodes(connection, graph, after=-1, limit=100)}
+        states = jobs.submission_states(connection, list(ids.values()), instances=None)
+        results = jobs.results(connection, list(ids.values()), instances=None, room=1000)
+        stored = connection.execute_sql("SELECT id AS row_id, public_id, reason FROM jobs").mappings().all()
+        listed = {
+            str(row["public_id"]): row["reason"] for row in jobs.listed(connection, [dict(row) for row in stored])
+        }
+        told = dict[int, set[str | None]]()
+        for number, job in ids.items():
+            shown = jobs.job(connection, job, instances=None)
+            assert shown is not None
+            told[number] = {page[number], states[job]["reason"], results[job]["reason"], shown["reason"], listed[job]}
+            answer = explain(connection, job, instances=None, sync=1.0)
+            assert answer is not None
+            if not answer.attempts:
+                told[number].add(answer.sentence.removeprefix("it is cancelled and never ran: "))
+        return told
+
+    return pool.database.run(read)
+
+
+def test_every_read_of_a_cancelled_node_names_the_one_that_failed_first(pool: Pool) -> None:
+    nodes = [{"node": number, "after": [number - 1] if number > 1 else []} for number in range(1, 5)]
+    nodes.append({"node": 5, "after": [6, 3]})
+    nodes.append({"node": 6})
+    made, bot = graph(pool, *nodes, on_failure="cancel"), pool.bot(capacity=2)
+    works = {work["job"]: work for work in pool.given(bot)}
+    bot.sync(completed(works[made.jobs[1]], "failed"), active(works[made.jobs[6]]))
+    bot.sync(completed(works[made.jobs[6]], "failed"))
+    why = {f"cancelled: node 1 of its graph, job {made.jobs[1]}, failed"}
+    told = reasons(pool, made)
+    assert [told[number] for number in (2, 3, 4, 5)] == [why] * 4
+
+
+def test_a_node_that_somebody_cancelled_is_told_as_the_reason_of_those_after_it(pool: Pool) -> None:
+    nodes = [{"node": 1}, {"node": 2, "after": [1]}, {"node": 3, "after": [2]}, {"node": 4, "after": [3]}]
+    made, bot = graph(pool, *nodes, on_failure="cancel"), pool.bot()
+    cancel(pool, made.jobs[2])
+    (work,) = pool.given(bot)
+    bot.sync(completed(work, "failed"))
+    why = {f"cancelled: node 2 of its graph, job {made.jobs[2]}, was cancelled"}
+    told = reasons(pool, made)
+    assert (told[3], told[4]) == (why, why)
+    assert why.isdisjoint(told[2])
