@@ -170,16 +170,19 @@ FROM (
 WHERE b.ctid = s.ctid
 RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
-# Rows that others have locked are left for the next round.
+# Rows that others have locked, or have changed since the statement began, are left for the next round. `in_use` stays
+# what it is, and is written for speed: PostgreSQL reads the expression of the generated column `free` once for a
+# statement that writes one of its columns, but once for each row if the statement writes none.
 RENEW_HELD = Statement("""
 WITH due AS MATERIALIZED (
-    SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
+    SELECT b.ctid FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
     JOIN bots b ON b.id = held.id AND b.epoch = held.epoch
     WHERE NOT b.closing AND b.status <> 'gone'
         AND b.expires_at < now() + make_interval(secs => :ttl * :below)
     ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 )
-UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
+UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl), in_use = b.in_use
+FROM due WHERE b.ctid = due.ctid
 RETURNING b.id, b.epoch
 """)
 DRAIN = Statement("""
