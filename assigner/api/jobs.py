@@ -192,11 +192,12 @@ async def show(
         events = explanation.visible_events(
             row["events"], instance=row["instance"], everything=caller.instances is None
         )
-        why, unmatchable, by = None, False, _by(request, caller)
+        why, told, unmatchable, by = None, None, False, _by(request, caller)
         if row["state"] in (JobState.BLOCKED, JobState.QUEUED):
-            why = explanation.why_it_waits(connection, row["row_id"], **by)
+            why, told = explanation.why_it_waits(connection, row["row_id"], with_forecast=with_forecast, **by)
             unmatchable = row["state"] == JobState.QUEUED and status_queries.is_unmatchable(connection, row["row_id"])
-        told = forecast.of_job(connection, row["row_id"], row["state"], **by) if with_forecast else None
+        elif with_forecast:
+            told = forecast.of_job(connection, row["row_id"], row["state"], **by)
         return models.job(row | {"events": events, "why_it_waits": why, "unmatchable": unmatchable, "forecast": told})
 
     found: models.Job = await request.app.state.run(work)

@@ -326,11 +326,17 @@ def why_it_waited(connection: Connection, public_id: str, *, cooldown: Cooldown 
     return closed[0].sentence if closed else None
 
 
-def why_it_waits(connection: Connection, job_id: int, *, everything: bool, cooldown: Cooldown, rules: Rules) -> str:
-    """Return the sentence in which `explain` tells why a waiting job does not run. Raises as `explain`."""
+def why_it_waits(
+    connection: Connection, job_id: int, *, with_forecast: bool, everything: bool, cooldown: Cooldown, rules: Rules
+) -> tuple[str, StartForecast | None]:
+    """Return the sentence in which `explain` tells why a waiting job does not run, and its forecast if it is asked for.
+    Raises as `explain`."""
     job = evidence_reads.job(connection, job_id, cooldown=cooldown)
     waiting = _Waiting.of(connection, job, everything=everything, rules=rules)
-    return _waiting_sentence(waiting.found, waiting.judged, kind=waiting.kind)
+    told = None
+    if with_forecast:
+        told = StartForecast.of(foresee(connection, job_id, waiting.judged, cooldown=cooldown, rules=rules).forecast)
+    return _waiting_sentence(waiting.found, waiting.judged, kind=waiting.kind), told
 
 
 @dataclass(frozen=True)

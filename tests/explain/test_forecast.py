@@ -7,10 +7,14 @@ from typing import Any
 
 import httpx
 
+from assigner.admission.rules import RULES
+from assigner.explain.answer import explain, why_it_waits
 from assigner.explain.forecast import foresee
 from assigner.maintenance.forecasts import Forecasts
 from schema.accounting import forecasts
+from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.postgres.connection import Connection
+from tests.support.plans import watching
 from tests.support.pool import Pool, completed
 
 #: Thirty forecasts: twenty came true, ten were twice as late. Five of another class are of jobs that are gone.
@@ -98,6 +102,22 @@ def test_a_job_that_starts_later_tells_its_earliest_start_although_no_more_is_kn
     assert re.search(f"forecast +{known}; more is not known, because ", good(f"show {later}"))
     assert re.search(f"when +{known}; more", good(f"explain {later}"))
     assert re.search(known, good("list --columns id,starts"))
+
+
+def test_the_reason_and_the_forecast_of_a_job_are_made_of_one_judgement_as_explain_tells_them(pool: Pool) -> None:
+    pool.bot()
+    job = pool.submit(2)[-1]
+    pool.assigner().run_once()
+    by: dict[str, Any] = {"everything": True, "cooldown": EVICTION_COOLDOWN, "rules": RULES}
+    with pool.database.connect() as connection:
+        with watching(connection) as watch:
+            why, told = why_it_waits(connection, pool.job(job).id, with_forecast=True, **by)
+        found = explain(connection, job, instances=None)
+        connection.rollback()
+    assert found is not None
+    assert (why, told) == (found.sentence, found.forecast)
+    asked = [plan.query for plan in watch.plans]
+    assert len(asked) == len(set(asked)), "no statement is executed twice"
 
 
 def test_a_job_that_cannot_be_foreseen_keeps_no_other_from_it(pool: Pool) -> None:
