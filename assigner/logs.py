@@ -49,7 +49,9 @@ def to_stderr(level: str, format: str = "text") -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
-    handler = logging.StreamHandler(sys.stderr)
+    # A command has called this before it knew its settings.
+    earlier = [each for each in logging.root.handlers if isinstance(each.formatter, _Formatter)]
+    handler = earlier[0] if earlier else logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if format == "json" else _Formatter(logging.BASIC_FORMAT))
     logging.basicConfig(handlers=[handler], level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
 

@@ -22,6 +22,7 @@ from leasehold.errors import LeaseholdError
 
 from assigner import metrics
 from schema import clock
+from schema.postgres.failures import said_of_outage
 from schema.postgres.notify import Signal
 
 #: A loop that pauses for at most this many seconds counts as busy and needs no wake-up.
@@ -215,10 +216,11 @@ class Loop:
         delay = min(growing, longest) * self._chance.uniform(0.5, 1.0)
         self._errors_in_a_row += 1
         known = isinstance(error, LeaseholdError)
+        said = said_of_outage(error.__cause__)
         log.error(
             "a loop failed and tries again",
             loop=self.name,
-            error=str(error) if known else type(error).__name__,
+            error=(f"{error}: {said}" if said else str(error)) if known else type(error).__name__,
             in_a_row=self._errors_in_a_row,
             retry_in=round(delay, 3),
             exc_info=not known,

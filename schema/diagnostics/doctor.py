@@ -50,6 +50,7 @@ def run_checks(database: Database) -> list[Check]:
             _run_in_transaction(database, "callers", server.check_callers),
         ]
     checks += [
+        _run_in_transaction(database, "writes", server.check_writes),
         _run_in_transaction(database, "durability", doctor_checks.check_durability),
         _run_in_transaction(database, "connections", doctor_checks.check_connections),
         _run_in_transaction(database, "memory", doctor_checks.check_memory),

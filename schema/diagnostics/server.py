@@ -1,4 +1,7 @@
-"""Checks of `db doctor` on what the server as a whole has: collations, notifications, and compilation of statements."""
+"""Checks of `db doctor` on what the server as a whole has: collations, notifications, and compilation of statements.
+
+Also whether it takes writes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +31,9 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     SELECT * FROM pg_stat_activity
     WHERE backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
     ORDER BY xact_start LIMIT 1) a ON true
+""")
+_WRITES = Statement("""
+SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only')::boolean AS read_only
 """)
 _COLLATION = Statement("""
 SELECT datname AS name, datcollversion AS made, pg_database_collation_actual_version(oid) AS library
@@ -94,6 +100,26 @@ def judge_notifications(used: float, oldest: Listener | None) -> Check:
         )
         remedy = f"end it, if it listens: SELECT pg_terminate_backend({oldest.pid})"
     return Check("notifications", Verdict.BAD, found, remedy, figures)
+
+
+def check_writes(connection: Connection) -> Check:
+    """Check that transactions of this role may write."""
+    row = connection.execute(_WRITES).one()
+    return judge_writes(standby=row.standby, read_only=row.read_only)
+
+
+def judge_writes(*, standby: bool, read_only: bool) -> Check:
+    """Judge a server that is a standby, and one whose transactions begin as read-only."""
+    figures = {"standby": standby, "read_only": read_only}
+    if standby:
+        remedy = "let database.url lead to the primary, or promote this server"
+        return Check("writes", Verdict.BAD, "the server is a standby and takes no writes", remedy, figures)
+    if read_only:
+        remedy = "set default_transaction_read_only to off where it is on: for the server, the database or the role"
+        return Check(
+            "writes", Verdict.BAD, "transactions are read-only: nothing starts and nothing ends", remedy, figures
+        )
+    return Check("writes", Verdict.OK, "the server takes writes", None, figures)
 
 
 def check_collation(connection: Connection) -> Check:

@@ -5,6 +5,7 @@ run out of is told to the caller, who may come again later.
 """
 
 import psycopg
+from leasehold.wire import escaped
 
 #: Serialization failure, deadlock, lock timeout, a prepared statement that the session has lost: the transaction was
 #: rolled back and may be repeated at once.
@@ -48,6 +49,13 @@ def describe_outage(error: BaseException) -> str:
     """Say in one clause why `error`, which `is_outage`, is one."""
     read_only = isinstance(error, psycopg.Error) and error.sqlstate == READ_ONLY
     return "the database is read-only" if read_only else "the database cannot be reached"
+
+
+def said_of_outage(error: BaseException | None) -> str | None:
+    """Return what the server or the system said of an outage, in a line without values of rows; None of others."""
+    if error is None or not is_outage(error):
+        return None
+    return escaped(next(iter(str(error).strip().splitlines()), type(error).__name__), 300)
 
 
 def cannot_notify(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ from psycopg import sql
 from schema import clock
 from schema.postgres.connection import Connection
 from schema.postgres.engine import QUEUE_USAGE, Database
+from schema.postgres.failures import said_of_outage
 from schema.postgres.statements import Statement
 
 #: Prefix of channel names, before the topic.
@@ -102,6 +103,8 @@ MAX_KEYS_BYTES = 7_900
 #: Bounds in seconds of the random wait before a reconnect: at first up to the first one, which doubles each time, at
 #: most up to the last one.
 RECONNECT_FIRST, RECONNECT_LAST = 0.1, 2.0
+#: Seconds after which the log tells again that there is none: tries are many in an outage.
+TELL_AGAIN = 30.0
 #: Seconds between two questions whether the server still answers on the connection that listens.
 PROBE = 5.0
 #: Seconds until a flag that could not be raised is tried again.
@@ -284,7 +287,7 @@ class Wakeups:
         self._lock = threading.Lock()
         self._topics: dict[str, _Topic] = {}
         self._serial = 0
-        self._failures = 0
+        self._failures, self._told = 0, -math.inf
         #: When the listener wakes up by itself, on the monotonic clock.
         self._alarm = math.inf
         self._connected = threading.Event()
@@ -394,7 +397,10 @@ class Wakeups:
         bound = min(RECONNECT_LAST, RECONNECT_FIRST * 2.0 ** min(self._failures, 10))
         delay = self._chance.uniform(0.0, bound)
         self._failures += 1
-        log.warning("wake-ups have no connection", error=type(error).__name__, retry_in=round(delay, 3))
+        if self._failures == 1 or clock.monotonic() - self._told > TELL_AGAIN:
+            self._told = clock.monotonic()
+            reason = said_of_outage(error) or type(error).__name__
+            log.warning("wake-ups have no connection", reason=reason, tries=self._failures, retry_in=round(delay, 3))
         return delay
 
     def _disconnected(self) -> None:
@@ -415,6 +421,8 @@ class Wakeups:
                 if clock.monotonic() >= probe_at:
                     channel.probe()
                     probe_at = clock.monotonic() + PROBE
+                if self._failures:
+                    log.info("wake-ups have a connection again", tries=self._failures)
                 self._failures = 0
                 self._connected.set()
                 self._call(channel.receive())

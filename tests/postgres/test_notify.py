@@ -1,11 +1,13 @@
 """Wake-ups on real connections: sent only while somebody sleeps, coalesced, and never the only way to know."""
 
 import queue
+import random
 import threading
 from collections.abc import Iterator
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from schema import clock
 from schema.moves.submit import submit_at_once
@@ -339,6 +341,27 @@ def test_stop_returns_at_once_while_the_database_is_away(database_url: str, data
     started = clock.monotonic()
     wakeups.stop()
     assert clock.monotonic() - started < MINUTE
+
+
+class Hasty(random.Random):
+    """Chance that waits for nothing before a reconnect."""
+
+    def uniform(self, *bounds: float) -> float:
+        return bounds[0]
+
+
+def test_the_log_of_a_long_outage_tells_why_once_and_then_that_it_is_over(database: Database) -> None:
+    database.listen_url, right = "postgresql://nobody@127.0.0.1:1/nowhere", database.listen_url
+    wakeups = Wakeups(database, chance=Hasty())
+    with capture_logs() as told:
+        wakeups.start()
+        eventually(lambda: wakeups._failures > 5)
+        database.listen_url = right
+        eventually(lambda: wakeups.connected)
+        wakeups.stop()
+    lost, found = (line for line in told if line["event"].startswith("wake-ups"))
+    assert "Connection refused" in lost["reason"]
+    assert found["event"] == "wake-ups have a connection again"
 
 
 def test_the_sender_does_not_wait_for_a_sleeper(database: Database, wakeups: Wakeups) -> None:

@@ -12,9 +12,10 @@ from assigner import logs
 def test_each_line_of_a_log_in_json_is_an_object_also_of_errors_and_of_libraries(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = structlog.get_config()
+    before, level = structlog.get_config(), logging.root.level
     monkeypatch.setattr(logging.root, "handlers", [])
     try:
+        logs.to_stderr("ERROR")  # as each command does first
         logs.to_stderr("INFO", "json")
         try:
             raise ValueError("two\nlines")
@@ -23,6 +24,7 @@ def test_each_line_of_a_log_in_json_is_an_object_also_of_errors_and_of_libraries
             logging.getLogger("library").exception('it said "%s"', "no")
     finally:
         structlog.configure(**before)
+        logging.root.setLevel(level)
     ours, theirs = map(json.loads, capsys.readouterr().err.splitlines())
     assert (ours["level"], ours["event"], ours["duty"]) == ("error", "failed", "overflow")
     assert (theirs["level"], theirs["event"], theirs["logger"]) == ("error", 'it said "no"', "library")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from leasehold.errors import NotReady
 from prometheus_client import REGISTRY
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import LockNotAvailable, TooManyConnections
 from structlog.testing import capture_logs
 
 from assigner import loops as loops_module
@@ -136,11 +136,14 @@ def test_stop_waits_for_the_run_that_is_under_way(loops: Callable[..., Loop]) ->
 def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Callable[..., Loop]) -> None:
     work, failed = Work(), []
 
+    away = NotReady("the database cannot be reached")
+    away.__cause__ = TooManyConnections("FATAL: too many connections\nHINT: wait")
+
     def run_once() -> float:
         if len(failed) < 3:
             failed.append(None)
             raise (
-                NotReady("the database cannot be reached"),
+                away,
                 RuntimeError("a bug"),
                 LockNotAvailable("canceling statement due to lock timeout"),
             )[len(failed) - 1]
@@ -151,7 +154,8 @@ def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Cal
         loop.start()
         work.expect(1)
     assert [entry["in_a_row"] for entry in logs] == [1, 2, 3]
-    assert [entry["error"] for entry in logs] == ["the database cannot be reached", "RuntimeError", "LockNotAvailable"]
+    told = "the database cannot be reached: FATAL: too many connections"
+    assert [entry["error"] for entry in logs] == [told, "RuntimeError", "LockNotAvailable"]
     assert [entry["exc_info"] for entry in logs] == [False, True, True]
     for entry, whole in zip(logs, (0.01, 0.02, 0.04), strict=True):
         assert whole / 2 - 0.001 <= entry["retry_in"] <= whole

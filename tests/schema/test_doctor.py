@@ -37,7 +37,7 @@ from tests.support.servers import Console, opened
 
 NAMES = [
     "schema", "pooler", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "retention",
-    "schedules", "stored values", "callers", "durability", "connections", "memory", "fences", "notifications",
+    "schedules", "stored values", "callers", "writes", "durability", "connections", "memory", "fences", "notifications",
     "collation",
 ]  # fmt: skip
 #: What depends on the server that the tests were given, not on the pool's database.
@@ -84,7 +84,7 @@ def test_a_database_without_tables_is_bad_and_the_rest_is_unknown(
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: \d of 18 checks are bad: schema[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: \d of 19 checks are bad: schema[^\n]*\n", done.stderr)
     told = [line.strip() for line in done.stdout.splitlines()[1:]]
     assert told[0].split()[:2] == ["bad", "schema"]
     assert told[1] == "do: leasehold db upgrade"
@@ -278,13 +278,15 @@ def test_a_table_that_somebody_locks_does_not_hold_the_doctor_up(pool: Pool) -> 
     assert "lock timeout" in found["memory"].found
 
 
-def test_the_doctor_works_where_nothing_may_be_written(database: Database) -> None:
+def test_the_doctor_works_where_nothing_may_be_written_and_says_so(database: Database) -> None:
     name = make_url(database.url).database
     outside(database, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
     reader = opened(database.url)
     found = checks(reader)
     reader.close()
-    assert {name for name, check in found.items() if check.verdict is not Verdict.OK} <= OF_THE_SERVER
+    assert {name for name, check in found.items() if check.verdict is not Verdict.OK} - OF_THE_SERVER == {"writes"}
+    assert found["writes"].figures == {"standby": False, "read_only": True}
+    assert "promote" in str(server.judge_writes(standby=True, read_only=True).remedy)
 
 
 @contextmanager
