@@ -21,7 +21,7 @@ from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_CONSTRAINED
 from schema.validation import check_name
 
-#: SQLSTATE that the SQL function `priced` raises for an unknown class or service level.
+#: SQLSTATE that the SQL function `points_of` raises for an unknown class or service level.
 UNKNOWN_POINTS = "LH003"
 #: Classes that a new database has.
 FIRST_CLASSES = ("critical", "serious_project", "serious", "random", "auto_generated", "background")
@@ -31,7 +31,7 @@ FIRST_LEVELS = ("premium", "standard", "economy")
 LEAST_POINTS, MOST_POINTS = -900, 1100
 
 CLASSES = Statement("SELECT name, points, seconds, seconds_high FROM job_classes ORDER BY points DESC, name")
-PRICE = Statement("SELECT priced(CAST(:own AS jsonb))")
+PRICE = Statement("SELECT price FROM points_of(CAST(:own AS jsonb))")
 SET_CLASSES = Statement("""
 INSERT INTO job_classes AS c (name, points)
 SELECT w.name, w.points FROM unnest(CAST(:names AS text[]), CAST(:points AS integer[])) AS w (name, points) ORDER BY 1
@@ -197,7 +197,7 @@ def priority_of(connection: Connection, priority_inputs: Mapping[str, Any], *, p
 
 
 def unknown_points(error: psycopg.Error, inputs: Mapping[str, Mapping[str, Any]]) -> BadInput:
-    """The refusal of the first request that names the unknown class or service level of this error of `priced`.
+    """The refusal of the first request that names the unknown class or service level of this error of `points_of`.
 
     inputs: the inputs of each request by its place, such as `jobs.3`.
     """

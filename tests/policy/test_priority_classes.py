@@ -15,13 +15,16 @@ from assigner.api import submission
 from assigner.operator_resources.priorities import reprice
 from assigner.queries import jobs as job_queries
 from schema.accounting import counters
+from schema.moves.graphs import submit_graph
 from schema.moves.submit import submit
 from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
+from schema.postgres.connection import Connection
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens
 from tests.support.plans import statements
 from tests.support.pool import Pool, admission_state, completed, head, queue, taken
+from tests.support.race import cancel
 from tests.support.servers import Console, Served
 
 OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
@@ -206,6 +209,56 @@ def test_a_node_of_a_graph_is_worth_its_class_and_others_what_the_graph_is(pool:
     node = {"node": 1, "command": ["true"], "job_class": "critical"}
     answer = mine.post("/v1/graphs", json={"name": "h", "nodes": [node]})
     assert (answer.status_code, "not be more urgent than 50" in answer.text) == (403, True)
+
+
+@pytest.mark.parametrize("way", ["alone", "in a list", "by its deduplication key", "in place of another", "as a node"])
+def test_a_job_is_written_once_with_what_its_points_give_it_whichever_way_it_comes(pool: Pool, way: str) -> None:
+    job = JobRequest(command=["true"], service_level="economy").normal()
+    keyed = job | {"dedup_key": "k", "on_conflict": "replace"}
+    if way == "in place of another":
+        pool.database.run(lambda c: submit(c, [keyed | {"own": {"level": "premium"}}], actor="test"))
+
+    def come(connection: Connection) -> int:
+        written = "SELECT pg_stat_get_xact_tuples_updated('jobs'::regclass)"
+        before = connection.execute_sql(written).scalar_one()
+        match way:
+            case "alone":
+                submit(connection, [job], actor="test")
+            case "in a list":
+                submit(connection, [job | {"own": {"class": "critical"}, "priority": 3}, job], actor="test")
+            case "as a node":
+                nodes: list[dict[str, Any]] = [{"node": 1}, {"node": 2, "after": [1], "service_level": "economy"}]
+                graph = {"name": "g", "nodes": [node | {"command": ["true"]} for node in nodes]}
+                request = GraphRequest.model_validate(graph).normal()
+                submit_graph(connection, request, sync=pool.timing.sync, actor="test")
+            case _:
+                submit(connection, [keyed], actor="test")
+        return int(connection.execute_sql(written).scalar_one()) - int(before)
+
+    assert pool.database.run(come) == (1 if way == "in place of another" else 0)
+    found = pool.rows(
+        "SELECT j.priority, j.rank, j.timeout_seconds, t.price, extract(epoch FROM t.watch_at - j.created_at)::integer"
+        " FROM jobs j LEFT JOIN job_constraints t ON t.job_id = j.id ORDER BY j.id"
+    )
+    others: dict[str, list[tuple[Any, ...]]] = {
+        "in a list": [(0, 0, None, 0, 3600)],
+        "as a node": [(0, 0, None, None, None)],
+    }
+    assert [tuple(row) for row in found] == [*others.get(way, []), (80, 80, 1800, 80, 3600)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2], ids=["alone", "in a list"])
+def test_a_repeat_gets_its_job_also_when_its_class_is_gone(pool: Pool, jobs: int) -> None:
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"nightly": 5}, actor="test"))
+    requests = [JobRequest(command=["true"], job_class="nightly", key=str(n)).normal() for n in range(jobs)]
+    made = pool.database.run(lambda c: submit(c, requests, actor="test"))
+    cancel(pool, *(one.public_id for one in made))
+    pool.database.run(lambda c: priority_classes.remove_classes(c, ["nightly"], actor="test"))
+    again = pool.database.run(lambda c: submit(c, requests, actor="test"))
+    assert again == [one._replace(created=False) for one in made]
+    requests[-1]["key"] = "new"
+    with pytest.raises(BadInput, match=r"^jobs\.\d\.job_class: there is no job class 'nightly'"):
+        pool.database.run(lambda c: submit(c, requests, actor="test"))
 
 
 # Points that change while jobs wait, and quotas of owners and projects.

@@ -159,11 +159,10 @@ def test_a_penalty_stays_when_operators_change_the_points_of_a_class(pool: Pool)
     rule(pool, owner_cost=10.0, owner_penalty=30)
     has_used(pool, "ann", 11)
     (job,) = together(pool, {"owner": "ann", "job_class": "serious"})
-    found = pool.row(f"SELECT priced(priority_inputs) AS priority FROM job_constraints WHERE job_id = {job.job_id}")
-    assert found.priority == placed(pool, job)[0] == 70
+    price = f"SELECT (points_of(priority_inputs)).price FROM job_constraints WHERE job_id = {job.job_id}"
+    assert pool.row(price).price == placed(pool, job)[0] == 70
     pool.database.run(lambda c: priority_classes.put_classes(c, {"serious": 50}, actor="test"))
-    found = pool.row(f"SELECT priced(priority_inputs) AS priority FROM job_constraints WHERE job_id = {job.job_id}")
-    assert found.priority == 80
+    assert pool.row(price).price == 80
 
 
 def test_a_node_is_less_urgent_than_its_graph_by_the_penalty(pool: Pool) -> None:

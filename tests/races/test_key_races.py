@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from leasehold.errors import Conflict
+from leasehold.errors import BadInput, Conflict
 
 from schema.diagnostics import invariants
 from schema.moves import retention
@@ -11,8 +11,10 @@ from schema.moves.cancel import Cancelled
 from schema.moves.submit import submit, submit_at_once
 from schema.moves.waiting import backoff
 from schema.moves.waiting.backoff import promote
+from schema.policy.priority_classes import remove_classes
 from schema.postgres.fragments import JOB_RESULT
-from tests.support.pool import Bot, Pool, active, completed, states, submitted
+from schema.requests import GraphRequest, JobRequest
+from tests.support.pool import Bot, Pool, active, completed, states, submitted, taken
 from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, prioritise
 from tests.support.race import retention as delete_finished
 
@@ -88,6 +90,31 @@ def test_a_kind_is_not_deleted_while_a_session_opens(pool: Pool, race: Race) -> 
     pool.bot("late", properties={})
     assert pool.database.run(lambda c: retention.delete_unused_kinds(c, age=3600, limit=9)) == 0
     assert delete() == 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("way", ["alone", "in a list", "as a node"])
+def test_a_job_waits_for_the_removal_of_its_class_and_is_refused(
+    pool: Pool, race: Race, way: str, commit: bool
+) -> None:
+    job = JobRequest(command=["true"], job_class="random").normal()
+    node = {"node": 1, "command": ["true"], "job_class": "random"}
+
+    def come() -> object:
+        if way == "as a node":
+            return taken(pool, GraphRequest.model_validate({"name": "g", "nodes": [node]}).normal())
+        return pool.database.run(lambda c: submit(c, [job] * (1 if way == "alone" else 2), actor="test"))
+
+    with race.first() as first:
+        remove_classes(first.connection, ["random"], actor="test")
+        late = race.second(come, behind=first)
+        first.decide(commit)
+        if commit:
+            with pytest.raises(BadInput, match="there is no job class 'random'"):
+                outcome(late)
+        else:
+            outcome(late)
+    assert (pool.rows("SELECT FROM jobs") == []) is commit
 
 
 @pytest.mark.parametrize("commit", [True, False])

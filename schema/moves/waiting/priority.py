@@ -196,8 +196,8 @@ WITH part AS MATERIALIZED (
     SELECT id, fence, priority, rank FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM part)) AND {STILL_READY}
     ORDER BY id FOR NO KEY UPDATE
 ), priced AS MATERIALIZED (
-    SELECT h.*, t.price AS before, priced(t.priority_inputs) AS price
-    FROM held h JOIN job_constraints t ON t.job_id = h.id
+    SELECT h.*, t.price AS before, p.price
+    FROM held h JOIN job_constraints t ON t.job_id = h.id CROSS JOIN LATERAL points_of(t.priority_inputs) p
     WHERE t.price IS NOT NULL
 ), moved AS (
     UPDATE jobs j SET priority = p.price,

@@ -14,6 +14,7 @@ DECLARE
     queues_at timestamptz;
     starts_at timestamptz;
     asked record;
+    points record;
 BEGIN
     IF held.abandoned_at IS NOT NULL
             OR EXISTS (SELECT FROM job_followers f WHERE f.job_id = held.id AND f.cancelled_at IS NULL) THEN
@@ -37,13 +38,15 @@ BEGIN
     END IF;
     SELECT r.*, q.cohort, q.platform, q.preferred INTO asked
     FROM read_requests(jsonb_build_array(request)) r CROSS JOIN queues q WHERE q.id = of_queue;
+    SELECT p.* INTO points FROM points_of(CASE WHEN of_constrained THEN request->'own' END) p;
+    asked.priority := coalesce(points.price, asked.priority);
     -- As when it is rescheduled: what may start at once keeps its age, and a wait after an attempt stays.
     queues_at := CASE WHEN wanted_start > now() THEN wanted_start ELSE least(held.queued_at, now()) END;
     starts_at := nullif(greatest(wanted_start, CASE WHEN held.fence > 0 THEN held_until END), now());
     UPDATE jobs SET queue = of_queue, cohort = asked.cohort, platform = asked.platform, preferred = asked.preferred,
         units = asked.units, label = asked.label, priority = asked.priority,
-        rank = CASE WHEN of_constrained THEN rank_of(request) ELSE asked.priority END, constrained = of_constrained,
-        locality_hint = asked.locality_hint, timeout_seconds = asked.timeout_seconds,
+        rank = asked.priority, constrained = of_constrained, locality_hint = asked.locality_hint,
+        timeout_seconds = coalesce(asked.timeout_seconds, points.level_timeout),
         max_attempts = greatest(asked.max_attempts, attempts + 1), retry_failed = asked.retry_failed,
         queued_at = queues_at, schedule_after = starts_at,
         queue_deadline = queues_at + make_interval(secs => asked.queue_timeout_seconds)
@@ -51,8 +54,8 @@ BEGIN
     UPDATE job_payloads SET payload = request->'payload', origin = origin_of(request) WHERE job_id = held.id;
     DELETE FROM job_constraints WHERE job_id = held.id;
     IF of_constrained AND has_own_constraints(request) THEN
-        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-        SELECT held.id, w.* FROM own_constraints(request) w;
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs, price, watch_at)
+        SELECT held.id, w.* FROM own_constraints(request, points.price, points.usual_seconds, points.starves_at) w;
     END IF;
     DELETE FROM preference_waits WHERE job_id = held.id;
     IF is_insisting THEN

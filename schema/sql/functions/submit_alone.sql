@@ -24,7 +24,10 @@ DECLARE
     of_queue integer;
     of_units integer;
     of_priority integer;
-    of_rank double precision;
+    of_timeout double precision;
+    of_price integer;
+    usual_seconds double precision;
+    starves_at timestamptz;
     of_start timestamptz;
     of_deadline timestamptz;
     of_origin jsonb;
@@ -94,7 +97,6 @@ BEGIN
             END IF;
             IF is_managed OR request->'terms' IS NOT NULL THEN
                 of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
-                of_rank := rank_of(request);
             END IF;
             of_start := greatest(now(), (request->>'schedule_after')::timestamptz,
                 now() + make_interval(secs => (request->>'delay')::double precision));
@@ -127,6 +129,10 @@ BEGIN
         of_cohort := cohort_of(coalesce(request->>'label', ''));
         of_queue := intern_queue(of_cohort, of_instance, of_platform, of_units, of_constraint_set, of_preferred,
             of_required);
+        IF of_constraint_set IS NOT NULL THEN
+            SELECT p.* INTO of_price, of_timeout, usual_seconds, starves_at FROM points_of(request->'own') p;
+            of_priority := coalesce(of_price, of_priority);
+        END IF;
     END IF;
     INSERT INTO jobs ({JOB_COLUMNS})
     SELECT {JOB_COLUMNS} FROM (
@@ -134,17 +140,18 @@ BEGIN
                of_instance AS instance, of_platform AS platform, coalesce(request->>'label', '') AS label,
                of_priority AS priority, of_units AS units, 'queued' AS state,
                request->>'locality_hint' AS locality_hint,
-               (request->>'timeout_seconds')::double precision AS timeout_seconds, of_deadline AS queue_deadline,
+               coalesce((request->>'timeout_seconds')::double precision, of_timeout) AS timeout_seconds,
+               of_deadline AS queue_deadline,
                coalesce((request->>'max_attempts')::integer, 5) AS max_attempts,
                coalesce((request->>'retry_failed')::boolean, false) AS retry_failed, NULL::text AS dedup_key,
-               of_constraint_set IS NOT NULL AS constrained, coalesce(of_rank, of_priority) AS rank,
+               of_constraint_set IS NOT NULL AS constrained, of_priority AS rank,
                of_preferred AS preferred, nullif(of_start, now()) AS schedule_after,
                coalesce(of_start, now()) AS queued_at
     ) new_job;
     IF is_special THEN
         IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
-            INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-            SELECT submit_alone.job_id, w.* FROM own_constraints(request) w;
+            INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs, price, watch_at)
+            SELECT submit_alone.job_id, w.* FROM own_constraints(request, of_price, usual_seconds, starves_at) w;
         END IF;
         IF of_required IS NOT NULL THEN
             INSERT INTO preference_waits (job_id, seconds, until)

@@ -157,6 +157,7 @@ BEGIN
         SELECT r.*, w.whole, (w.whole->>'node')::integer AS node, w.whole->>'callback' AS callback,
                CASE WHEN is_managed OR r.terms <> '' OR coalesce((request->>'fair_share')::boolean, false)
                    THEN coalesce(r.terms::jsonb, '{}') || jsonb_build_object('graph', made::text) END AS own_terms,
+               w.whole->>'own' AS own,
                CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
                    SELECT DISTINCT d.node FROM (
                        SELECT coalesce(a->>'node', a #>> '{}')::integer AS node
@@ -167,6 +168,10 @@ BEGIN
     ), known_terms AS MATERIALIZED (
         SELECT terms, intern_constraint_set(terms) AS id
         FROM (SELECT DISTINCT own_terms AS terms FROM asked WHERE own_terms IS NOT NULL ORDER BY 1) sets
+    ), known_points AS MATERIALIZED (
+        SELECT o.own, p.* FROM (
+            SELECT own FROM asked WHERE own_terms IS NOT NULL AND own IS NOT NULL GROUP BY own ORDER BY min(n)) o
+        CROSS JOIN LATERAL points_of(o.own::jsonb) p
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
     ), sorted AS MATERIALIZED (
@@ -187,15 +192,18 @@ BEGIN
             SELECT DISTINCT cohort, platform, units, constraint_set, preferred, required
             FROM sorted ORDER BY 1, 2, 3, 4, 5, 6) kinds
     ), new_jobs AS MATERIALIZED (
-        SELECT a.*, p.id, p.public_id, q.id AS queue, of_instance AS instance, depths[n.place] AS depth,
+        SELECT p.id, p.public_id, q.id AS queue, of_instance AS instance, depths[n.place] AS depth, a.node, a.whole,
+               a.callback, a.missing, a.payload, a.label, a.units, a.cohort, a.platform, a.preferred, a.required,
+               a.locality_hint, a.max_attempts, a.retry_failed, a.dedup_key, a.queue_timeout_seconds, a.prefer_seconds,
+               coalesce(a.timeout_seconds, o.level_timeout) AS timeout_seconds,
+               coalesce(o.price, a.priority) AS priority, coalesce(o.price, a.priority) AS rank, o.price,
+               o.usual_seconds, o.starves_at,
                coalesce(w.deps, 0) + cardinality(a.missing) AS pending, d.state,
                CASE WHEN d.state = 'queued' THEN a.starts_at + make_interval(secs => a.queue_timeout_seconds) END
                    AS queue_deadline,
                CASE WHEN d.state = 'queued' THEN nullif(a.starts_at, now()) END AS schedule_after,
                CASE WHEN d.state = 'queued' THEN a.starts_at ELSE now() END AS queued_at,
-               a.constraint_set IS NOT NULL AS constrained,
-               CASE WHEN a.constraint_set IS NOT NULL
-                   THEN rank_of(a.whole || jsonb_build_object('priority', a.priority)) ELSE a.priority END AS rank
+               a.constraint_set IS NOT NULL AS constrained
         FROM sorted a
         JOIN known_queues q ON q.cohort = a.cohort AND q.platform = a.platform AND q.units = a.units
             AND coalesce(q.constraint_set, 0) = coalesce(a.constraint_set, 0)
@@ -204,6 +212,7 @@ BEGIN
         JOIN unnest(nos) WITH ORDINALITY AS n (node, place) ON n.node = a.node
         JOIN placed p ON p.place = n.place
         LEFT JOIN waiting w ON w.child = p.id
+        LEFT JOIN known_points o ON o.own = a.own AND a.constraint_set IS NOT NULL
         CROSS JOIN LATERAL (
             SELECT CASE WHEN w.deps IS NULL AND a.missing = '{}' THEN 'queued' ELSE 'blocked' END AS state) d
     ), born AS (
@@ -213,11 +222,12 @@ BEGIN
         SELECT j.id, j.prefer_seconds, j.queued_at + make_interval(secs => j.prefer_seconds)
         FROM new_jobs j WHERE j.required IS NOT NULL ORDER BY j.id
     ), termed AS (
-        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs, price, watch_at)
         SELECT j.id, w.estimate, w.seconds, w.deadline,
                coalesce(w.priority_inputs, '{}')
-                   || jsonb_build_object('depth', j.depth, 'graph_priority', graph_priority)
-        FROM new_jobs j CROSS JOIN LATERAL own_constraints(j.whole) w WHERE j.constrained ORDER BY j.id
+                   || jsonb_build_object('depth', j.depth, 'graph_priority', graph_priority), w.price, w.watch_at
+        FROM new_jobs j CROSS JOIN LATERAL own_constraints(j.whole, j.price, j.usual_seconds, j.starves_at) w
+        WHERE j.constrained ORDER BY j.id
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload) SELECT j.id, j.payload FROM new_jobs j ORDER BY j.id
     ), noted AS (

@@ -37,6 +37,7 @@ DECLARE
     originals jsonb := requests;
     has_origin boolean;
     has_preferred boolean;
+    has_own boolean;
     required_sets jsonb[];
     preferred_sets jsonb[];
     preferred_ids integer[];
@@ -109,8 +110,9 @@ BEGIN
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                 OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
             count(r->>'dedup_key'), bool_or(r ? 'metadata'), bool_or(r ? 'preferred_properties'),
+            bool_or(r ? 'own'),
             bool_or(r ?| '{from,queue_timeout_seconds,prefer_seconds,schedule_after,delay}'), EXISTS (SELECT FROM submit_checks)
-        INTO malformed, deduplicated, described, has_preferred, has_origin, limited
+        INTO malformed, deduplicated, described, has_preferred, has_own, has_origin, limited
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
         IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
@@ -156,16 +158,17 @@ BEGIN
                r.starts_at + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
                nullif(r.starts_at, now()) AS schedule_after, r.starts_at AS queued_at,
                CASE WHEN r.units <> 1 OR r.label <> '' OR r.terms <> '' OR r.preferred_properties <> ''
+                       OR has_own AND requests->r.n ? 'own'
                    THEN jsonb_build_array(r.label, r.units, r.terms, r.preferred_properties,
-                       r.prefer_seconds IS NOT NULL)::text
+                       r.prefer_seconds IS NOT NULL, CASE WHEN has_own THEN requests->r.n->'own' END)::text
                    ELSE '' END AS special
         FROM read_requests(requests) r
         WHERE r.dedup_key IS NULL
     ), alike AS MATERIALIZED (
         SELECT a.*, coalesce(s.value->>0, '') AS label, coalesce((s.value->>1)::integer, 1) AS units,
             coalesce(s.value->>2, '') AS terms, coalesce(s.value->>3, '') AS preferred_properties,
-            coalesce((s.value->>4)::boolean, false) AS waits
-        FROM (SELECT DISTINCT instance_name, properties, special FROM asked) a
+            coalesce((s.value->>4)::boolean, false) AS waits, s.value->5 AS own
+        FROM (SELECT instance_name, properties, special, min(n) AS first FROM asked GROUP BY 1, 2, 3) a
         CROSS JOIN LATERAL (SELECT nullif(a.special, '')::jsonb AS value) s
     ), known_sets AS MATERIALIZED (
         -- A property set whose digest is known is in normal form already.
@@ -216,19 +219,28 @@ BEGIN
         SELECT *, intern_queue(cohort, instance, platform, units, constraint_set, preferred, required) AS id FROM (
             SELECT DISTINCT cohort, instance, platform, units, constraint_set, preferred, required
             FROM placed WHERE (SELECT count(*) FROM claimed) >= 0 ORDER BY 1, 2, 3, 4, 5, 6, 7) kinds
+    ), fresh AS NOT MATERIALIZED (
+        SELECT * FROM asked a WHERE a.key IS NULL OR a.id IN (SELECT c.job_id FROM claimed c)
     ), queued AS MATERIALIZED (
-        SELECT p.*, q.id AS queue
-        FROM placed p
+        -- Of two unknown classes that of the first request is told. A repeat is answered also if its class is gone.
+        SELECT p.*, (p.points).*, q.id AS queue
+        FROM (
+            SELECT a.*, points_of(CASE WHEN a.constraint_set IS NOT NULL AND a.own <> 'null'
+                    AND (a.instance_name, a.properties, a.special)
+                        IN (SELECT f.instance_name, f.properties, f.special FROM fresh f)
+                    THEN a.own END) AS points
+            FROM placed a ORDER BY a.first OFFSET 0) p
         JOIN known_queues q ON q.cohort = p.cohort AND q.instance = p.instance AND q.platform = p.platform
             AND q.units = p.units AND coalesce(q.constraint_set, 0) = coalesce(p.constraint_set, 0)
             AND coalesce(q.preferred, 0) = coalesce(p.preferred, 0)
             AND coalesce(q.required, 0) = coalesce(p.required, 0)
-    ), fresh AS NOT MATERIALIZED (
-        SELECT * FROM asked a WHERE a.key IS NULL OR a.id IN (SELECT c.job_id FROM claimed c)
     ), new_jobs AS NOT MATERIALIZED (
-        SELECT f.*, q.queue, q.cohort, q.instance, q.platform, q.preferred, q.required, 'queued' AS state,
-               q.constraint_set IS NOT NULL AS constrained,
-               CASE WHEN q.constraint_set IS NOT NULL THEN rank_of(requests->f.n) ELSE f.priority END AS rank
+        SELECT f.n, f.id, f.public_id, f.label, f.units, f.locality_hint, f.max_attempts, f.retry_failed, f.dedup_key,
+               f.queue_deadline, f.schedule_after, f.queued_at, f.prefer_seconds, f.starts_at, q.queue, q.cohort,
+               q.instance, q.platform, q.preferred, q.required, q.price, q.usual_seconds, q.starves_at,
+               coalesce(q.price, f.priority) AS priority, coalesce(q.price, f.priority) AS rank,
+               coalesce(f.timeout_seconds, q.level_timeout) AS timeout_seconds, 'queued' AS state,
+               q.constraint_set IS NOT NULL AS constrained
         FROM fresh f JOIN queued q USING (instance_name, properties, special)
     ), born AS (
         INSERT INTO jobs ({JOB_COLUMNS}) SELECT {JOB_COLUMNS} FROM new_jobs
@@ -237,8 +249,9 @@ BEGIN
         SELECT j.id, j.prefer_seconds, j.starts_at + make_interval(secs => j.prefer_seconds)
         FROM new_jobs j WHERE has_preferred AND j.required IS NOT NULL
     ), termed AS (
-        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-        SELECT j.id, w.* FROM new_jobs j CROSS JOIN LATERAL own_constraints(requests->j.n) w
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs, price, watch_at)
+        SELECT j.id, w.* FROM new_jobs j
+        CROSS JOIN LATERAL own_constraints(requests->j.n, j.price, j.usual_seconds, j.starves_at) w
         WHERE (SELECT count(*) FROM known_terms) > 0 AND j.constrained AND has_own_constraints(requests->j.n)
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload, submitted_by, origin)

@@ -16,6 +16,7 @@ DECLARE
     of_constraint_set integer;
     of_preferred integer;
     of_required integer;
+    points record;
     wanted_start timestamptz := greatest(now(), (request->>'schedule_after')::timestamptz,
         now() + make_interval(secs => (request->>'delay')::double precision));
     of_key text := request->>'dedup_key';
@@ -57,16 +58,20 @@ BEGIN
             joined := true;
             RETURN;
         END IF;
+        SELECT p.* INTO points
+        FROM points_of(CASE WHEN of_constraint_set IS NOT NULL THEN request->'own' END) p;
         INSERT INTO jobs AS j ({JOB_COLUMNS})
         SELECT {JOB_COLUMNS} FROM (
-            SELECT r.*, new_id AS id, new_public_id(new_id) AS public_id, c.cohort, instance_id AS instance,
+            SELECT new_id AS id, new_public_id(new_id) AS public_id, c.cohort, instance_id AS instance, r.label, r.units,
+                   r.locality_hint, r.max_attempts, r.retry_failed, r.dedup_key,
+                   coalesce(r.timeout_seconds, points.level_timeout) AS timeout_seconds,
+                   coalesce(points.price, r.priority) AS priority, coalesce(points.price, r.priority) AS rank,
                    platform_id AS platform, of_preferred AS preferred, 'queued' AS state,
                    intern_queue(c.cohort, instance_id, platform_id, r.units, of_constraint_set, of_preferred,
                        of_required) AS queue,
                    r.starts_at + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
                    nullif(r.starts_at, now()) AS schedule_after, r.starts_at AS queued_at,
-                   of_constraint_set IS NOT NULL AS constrained,
-                   CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE r.priority END AS rank
+                   of_constraint_set IS NOT NULL AS constrained
             FROM read_requests(jsonb_build_array(request)) r CROSS JOIN LATERAL (SELECT cohort_of(r.label) AS cohort) c
         ) new_job
         ON CONFLICT (instance, dedup_key)
@@ -83,8 +88,8 @@ BEGIN
                 UPDATE jobs SET created_at = first_at WHERE id = job;
             END IF;
             IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
-                INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-                SELECT job, w.* FROM own_constraints(request) w;
+                INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs, price, watch_at)
+                SELECT job, w.* FROM own_constraints(request, points.price, points.usual_seconds, points.starves_at) w;
             END IF;
             IF of_required IS NOT NULL THEN
                 INSERT INTO preference_waits (job_id, seconds, until)
