@@ -55,13 +55,14 @@ class Workspace:
             for folder in (self.root, self.root.parent):
                 if folder.lstat().st_uid not in (os.getuid(), 0):
                     raise BadInput("work_dir", f"'{folder}' belongs to another user")
-            self.root.chmod(self._mode)
-            _admit(self.root.parent, self._mode)
             self._trash = Trash(self.root.with_name(f"{name}.trash"))
             self._lock = lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.
             self.guard = lockable(self.root.with_name(f"{name}.guard"))
             alone = locked(self._lock)
+            if alone:  # else the jobs of the agent that has it need the mode that it has set
+                self.root.chmod(self._mode)
+                _admit(self.root.parent, self._mode)
         except OSError as error:
             raise BadInput("work_dir", f"'{work_dir}' cannot be used: {error.strerror}") from None
         if not alone:

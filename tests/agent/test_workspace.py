@@ -24,7 +24,8 @@ pytestmark = NEEDS_PROC
 
 def test_one_name_in_one_work_directory_belongs_to_one_agent(tmp_path: Path, workplace: Workspace) -> None:
     with pytest.raises(BadInput, match="name: an agent named 'bot-1' already runs in"):
-        Workspace(tmp_path, "bot-1")
+        Workspace(tmp_path, "bot-1", open_to_others=True)
+    assert workplace.root.stat().st_mode & 0o777 == 0o700, "what it runs needs the mode that it has set"
     Workspace(tmp_path, "bot-2").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"work_dir: .* cannot be used"):
