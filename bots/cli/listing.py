@@ -48,7 +48,7 @@ def _columns(_context: click.Context, _option: click.Parameter, value: str | Non
     type=click.Choice([each.value for each in Direction]),
     help="[default: the newest, or the most urgent, first].",
 )
-@click.option("--limit", type=click.IntRange(1, wire.MAX_LIST), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, wire.MAX_LIST), help="[default: 50; with --results all].")
 @click.option("--before", metavar="ID", help="Jobs submitted before this one: mostly the next page.")
 @click.option("--cursor", metavar="TEXT", help="The next page, if the one before has printed this on standard error.")
 @click.option("--forecast", is_flag=True, help="Also tell when waiting jobs will start, 50 of each page at most.")
@@ -58,6 +58,9 @@ def _columns(_context: click.Context, _option: click.Parameter, value: str | Non
     callback=_columns,
     help=f"Show these columns, in this order, and commands whole: {', '.join(output.COLUMNS)}.",
 )
+@click.option(
+    "--results", is_flag=True, help="Print an object of JSON on a line for each job, with its metadata and its result."
+)
 @watch_option
 @caller_options
 def list_jobs(
@@ -65,10 +68,11 @@ def list_jobs(
     /,
     *,
     where: Record,
-    limit: int,
+    limit: int | None,
     cursor: str | None,
     forecast: bool,
     columns: list[str],
+    results: bool,
     watch: float | None,
     **asked: str | None,
 ) -> None:
@@ -82,18 +86,37 @@ def list_jobs(
     leasehold list --state running --sort started --order asc
     leasehold list --meta build=1234 --state failed
     leasehold list --columns id,state,command,label
+    leasehold list --meta run=a --state succeeded --results
     """
+    if results and (columns or watch is not None or forecast):
+        raise BadInput("--results", "does not go with --columns, --forecast and --watch")
 
     def look(client: Client) -> None:
         if asked["before"] is not None:
             asked["before"] = whole_id(client, asked["before"])
+        if results:
+            _print_results(client, limit, cursor, {**where, **asked})
+            return
+        most = 50 if limit is None else limit
         foreseen = {"forecast": "true"} if forecast or "starts" in columns else {}
-        found = client.list(limit=limit, cursor=cursor, **where, **asked, **foreseen)
+        found = client.list(limit=most, cursor=cursor, **where, **asked, **foreseen)
         output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs, columns)
         if found.next is not None and watch is None:
-            click.echo(f"next page: {_next(found, limit, where, asked)}", err=True)
+            click.echo(f"next page: {_next(found, most, where, asked)}", err=True)
 
     shown(caller, watch, look)
+
+
+def _print_results(client: Client, limit: int | None, cursor: str | None, asked: Record) -> None:
+    """Print jobs with what they have left, a page after the other; limit: None = all of them."""
+    while True:
+        page = client.list(limit=limit or wire.MAX_LIST, cursor=cursor, **asked)
+        left = {each["id"]: each for each in client.results([job["id"] for job in page.jobs])}
+        for job in page.jobs:
+            output.print_json({**job, "exit_code": None, "has_result": False, "result": None, **left[job["id"]]})
+        cursor = page.next
+        if cursor is None or limit is not None:
+            return
 
 
 @click.command()

@@ -159,6 +159,25 @@ def test_results_of_several_jobs_are_a_line_each(stands: Gateway, capsys: pytest
     assert json.loads(capsys.readouterr().out) == found[0], "of the last job of a long list the same as of the others"
 
 
+def test_a_list_with_results_has_a_line_for_each_job_of_all_pages(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {"state": "succeeded", "exit_code": 0, "reason": None, "has_result": True, "result": {"energy": 0.5}}
+    stands.script = in_turn(
+        Answer({"jobs": [LISTED | {"metadata": {"n": "1"}}], "next": "c"}),
+        Answer({"jobs": [{"id": LISTED["id"], **ended}], "more": False}),
+        Answer({"jobs": [LISTED | {"id": SEVENTH}]}),
+        Answer({"jobs": [{"id": SEVENTH, "state": "queued"}], "more": False}),
+    )
+    call("list", "--meta", "run=a", "--results")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["id"], first["metadata"], first["result"]) == (LISTED["id"], {"n": "1"}, {"energy": 0.5})
+    assert (second["id"], second["has_result"], second["result"]) == (SEVENTH, False, None)
+    assert [asked.query.get("cursor") for asked in stands.asked if asked.path == "/v1/jobs"] == [None, "c"]
+    with pytest.raises(BadInput, match="does not go with --columns"):
+        call("list", "--results", "--columns", "id")
+
+
 SEVENTH = "01932c8a-4f21-7000-8abc-0123456789ab"
 LISTED = STORY | {"command": ["make", "a b\x1b"], "waited_seconds": 3.0, "ran_seconds": None, "why": "no such bot"}
 
