@@ -163,11 +163,11 @@ def test_a_list_with_results_has_a_line_for_each_job_of_all_pages(
     stands: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = {"state": "succeeded", "exit_code": 0, "reason": None, "has_result": True, "result": {"energy": 0.5}}
+    found = [{"id": LISTED["id"], **ended}, {"id": SEVENTH, "state": "queued"}]
     stands.script = in_turn(
         Answer({"jobs": [LISTED | {"metadata": {"n": "1"}}], "next": "c"}),
-        Answer({"jobs": [{"id": LISTED["id"], **ended}], "more": False}),
         Answer({"jobs": [LISTED | {"id": SEVENTH}]}),
-        Answer({"jobs": [{"id": SEVENTH, "state": "queued"}], "more": False}),
+        Answer({"jobs": found, "more": False}),
     )
     call("list", "--meta", "run=a", "--results")
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
