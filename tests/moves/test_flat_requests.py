@@ -25,6 +25,8 @@ NORMAL = Statement(
 SUBMIT = Statement("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
 ALONE = Statement("SELECT * FROM submit_alone(CAST(:requests AS jsonb)->0, 'sql')")
 GRAPH = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb))")
+FLATTENED = Statement("SELECT normal_requests(flat_requests(CAST(:requests AS jsonb), :place), :place)::text")
+NAMED = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb), 't')")
 GRAPHS = Statement("""
 SELECT to_jsonb(g) - '{id,public_id,instance}'::text[] AS graph,
     (SELECT jsonb_agg(to_jsonb(n) - '{job_id,graph}'::text[] ORDER BY n.node_no) FROM graph_nodes n) AS nodes,
@@ -143,11 +145,12 @@ FLAT_GRAPH = {"name": "build", "key": "k", "nodes": [{"command": ["true"]} | nod
 def test_a_graph_of_flat_nodes_leaves_the_rows_of_the_nested_one(database: Database, change: dict[str, Any]) -> None:
     flat = FLAT_GRAPH | change
     nested = GraphRequest.model_validate(flat).normal()
-    mixed = nested | {"nodes": [flat["nodes"][0], *nested["nodes"][1:]]}
+    nodes = [node for node in nested["nodes"] if "callback" not in node]
+    mixed = flat | {"nodes": [flat["nodes"][0], *nodes[1:]]}
     ways: list[Callable[[Connection], Any]] = [
-        lambda c: submit_graph(c, nested, sync=1, actor="sql"),
-        lambda c: c.execute(GRAPH, {"request": json.dumps(flat)}),
-        lambda c: c.execute(GRAPH, {"request": to_json(mixed).decode()}),
+        lambda c: submit_graph(c, nested, sync=1, actor="t"),
+        lambda c: c.execute(NAMED, {"request": json.dumps(flat)}),
+        lambda c: c.execute(NAMED, {"request": to_json(mixed).decode()}),
     ]
     for query in (GRAPHS, ROWS):
         first, *others = written(database, *ways, query=query)
@@ -200,6 +203,18 @@ BAD_GRAPHS: list[dict[str, Any]] = [
     {"nodes": [{"payload": {"command": ["true"]}, "node": 1, "key": "k"}]},
     {"nodes": [{"payload": {"command": "true"}, "node": 1}]},
     *(
+        {"nodes": [{"command": ["true"], "node": 2}, {"node": 1, "payload": {"command": ["true"]}} | bad]}
+        for bad in (
+            *({"payload": bad} for bad in (5, [], {"env": {}}, {"command": [1]}, {"command": ["a"], "more": 1})),
+            *({"payload": {"command": ["a"], "env": bad}} for bad in (5, {"A": 1}, {"a=": "b"})),
+            *({"payload": {"command": ["a"], "stdin": "x" * 300_000}}, {"payload": {"command": ["a"], "max_lost": 0}}),
+            *({"terms": bad} for bad in (5, {"locks": ["B"]}, {"graph": "1"}, {"model": "m"}, {"owner": 1})),
+            *({"own": bad} for bad in ([], {"level": "B"}, {"project": True}, {"fixed": True}, {"more": True})),
+            *({"units": 0}, {"label": 5}, {"after": [{}]}, {"callback": "done"}, {"command": ["x"]}),
+            *({"units": 2, "terms": {"units": 3}}, {"own": {"class": "a"}, "terms": {"job_class": "b"}}),
+        )
+    ),
+    *(
         {"nodes": [{"command": ["true"], "node": 1} | bad]}
         for bad in (
             *({"node": -1}, {"node": "1"}, {"instance": "x"}, {"key": "k"}, {"dedup_key": "d"}, {"more": 1}),
@@ -232,3 +247,5 @@ def test_every_field_of_a_node_is_taken_in_sql(database: Database) -> None:
     made, wanted = database.run(lambda connection: connection.execute(NORMAL, values).one())
     assert json.loads(made) == json.loads(wanted)
     assert made == wanted
+    again = database.run(lambda c: c.execute(FLATTENED, {"requests": wanted, "place": "nodes"}).scalar_one())
+    assert again == wanted, "what is in the form in which requests are stored stays as it is"

@@ -1,7 +1,6 @@
--- Return a graph in the form that `submit_graph` works on: `normal_requests` for graphs that have flat nodes.
+-- Return a graph in the form that `submit_graph` works on: `normal_requests` for graphs.
 --
--- It is checked as `GraphRequest` is in `schema/requests.py` and refused with the same words. Of nodes in the nested form
--- only what `submit_graph` relies on is checked.
+-- It is checked as `GraphRequest` is in `schema/requests.py` and refused with the same words.
 CREATE OR REPLACE FUNCTION normal_graph(request jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS $$
 DECLARE
     refused text;
@@ -34,27 +33,19 @@ BEGIN
         ) AS f (nth, name, kind, nullable, at_least, at_most) ON f.name = g.key) c
         WHERE c.refused IS NOT NULL ORDER BY c.nth LIMIT 1;
     IF refused IS NULL THEN
+        nodes := flat_requests(request->'nodes', 'nodes');
         SELECT format('nodes.%s%s', n.ordinality - 1, c.refused) INTO refused
-            FROM jsonb_array_elements(request->'nodes') WITH ORDINALITY n
+            FROM jsonb_array_elements(nodes) WITH ORDINALITY n
             CROSS JOIN LATERAL (SELECT CASE
                 WHEN jsonb_typeof(n.value) <> 'object' THEN ': input should be an object'
-                WHEN jsonb_typeof(n.value->'payload'->'command') IS DISTINCT FROM 'array' THEN
-                    CASE WHEN n.value->'payload' ? 'command' THEN '.command: input should be a valid list'
-                        ELSE '.command: field required' END
-                WHEN jsonb_typeof(coalesce(n.value->'properties', '{}')) <> 'object' THEN
-                    '.properties: input should be an object'
-                WHEN NOT n.value ? 'node' THEN '.node: field required'
-                WHEN jsonb_typeof(coalesce(n.value->'after', '[]')) <> 'array' THEN '.after: input should be a valid list'
-                ELSE coalesce('.node' || refusal('integer', 0, 2147483647, n.value->'node'), (
-                    SELECT format('.%s: belongs to the graph and not to one of its nodes', of_graph)
-                    FROM unnest('{instance,key,dedup_key}'::text[]) of_graph WHERE n.value ? of_graph LIMIT 1))
-                END AS refused) c
-            WHERE NOT is_flat(n.value) AND c.refused IS NOT NULL ORDER BY n.ordinality LIMIT 1;
+                WHEN n.value ? 'command' THEN '.payload: there is no such field'
+                ELSE '.command: field required' END AS refused) c
+            WHERE NOT is_flat(n.value) ORDER BY n.ordinality LIMIT 1;
     END IF;
     IF refused IS NOT NULL THEN
         RAISE EXCEPTION '%', refused USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    nodes := normal_requests(request->'nodes', 'nodes');
+    nodes := normal_requests(nodes, 'nodes');
     IF callback IS NOT NULL THEN
         nodes := nodes || with_callback(nodes, callback, coalesce(request->>'on_failure', 'block'));
     END IF;

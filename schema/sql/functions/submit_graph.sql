@@ -1,5 +1,8 @@
 -- Submit a graph of jobs. The one implementation, also for callers in SQL.
 --
+-- A graph of the actor `sql` is checked in full by `normal_graph`. A gateway names its caller, and has checked what it has
+-- brought into the form in which requests are stored.
+--
 -- Submits of one name to one instance take turns, so that each replaces the one before it. Rows of platforms are made
 -- before all others, as in `submit_many`. The jobs of a graph that was replaced are cancelled by the caller, or else by
 -- upkeep.
@@ -35,7 +38,7 @@ DECLARE
     node_requests jsonb;
     nested_loops text := current_setting('enable_nestloop');
 BEGIN
-    IF request->>'name' IS NULL OR request ? 'callback'
+    IF actor = 'sql' OR request->>'name' IS NULL OR request ? 'callback'
         OR jsonb_typeof(request->'nodes') IS DISTINCT FROM 'array' OR request->'nodes' = '[]'
         OR jsonb_typeof(coalesce(request->'priority', '0')) <> 'number'
         OR coalesce(request->>'priority', '0') !~ '^-?(\d{1,3}|1000)$'
