@@ -9,7 +9,7 @@ import click
 from leasehold import wire
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
-from assigner.cli.names import NEEDLESS_OPTIONS, RENAMED_OPTIONS
+from assigner.cli.names import NEEDLESS_OPTIONS, RENAMED_OPTIONS, SUBMIT_OPTIONS
 from schema.readable import tell
 
 
@@ -83,6 +83,8 @@ def _no_such_option(error: click.NoSuchOption) -> str:
     path = error.ctx.command_path.partition(" ")[2] if error.ctx else ""
     if (path, given) in NEEDLESS_OPTIONS:
         return f"{given}: {NEEDLESS_OPTIONS[path, given]}"
+    if path == "submit" and given in SUBMIT_OPTIONS:
+        return f"{given}: {SUBMIT_OPTIONS[given]}"
     root = error.ctx and error.ctx.find_root()
     if path and root and any(given in each.opts for each in root.command.params):
         return f"{given}: goes before the command, as in 'leasehold {given} … {path}'"

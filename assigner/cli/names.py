@@ -54,6 +54,19 @@ NEEDLESS_OPTIONS: Mapping[tuple[str, str], str] = {
     ("instance set", "--create"): "is not needed: this command makes an instance that is not there",
     ("cohort set", "--create"): "is not needed: this command makes a cohort that is not there",
 }
+#: What other schedulers call an option of `submit` → what it is here.
+SUBMIT_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("--array", "-a"), "is --file here, with a line for each job"),
+    **dict.fromkeys(("--cpus", "--cpus-per-task", "-c"), "is --resource cpu_milli=2000 here, for two cores"),
+    **dict.fromkeys(("--dependency", "--after", "-d"), "is a graph here: leasehold graph submit --help shows one"),
+    **dict.fromkeys(("--gpus", "--gres"), "is --resource gpus=1 here"),
+    **dict.fromkeys(("--mem", "--memory"), "is --resource memory_mib=512 here"),
+    **dict.fromkeys(("--name", "--job-name", "-J"), "is --label here, or --meta KEY=VALUE"),
+    **dict.fromkeys(("--time", "--time-limit"), "is --timeout here"),
+    **dict.fromkeys(
+        ("--retries", "--max-retries"), "is --retry-failed with --max-attempts here, which counts the first one"
+    ),
+}
 #: What other programs call it → the command that is probably meant.
 MEANT: Mapping[str, str] = {
     **{f"bot {each}": f"bots {each}" for each in ("list", "show", "drain")},

@@ -242,7 +242,8 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
     bad = state.nodes - state.succeeded - state.needless
     if bad:
         first = "" if state.first_failed is None else f"; the first: {output.plain(str(state.first_failed))}"
-        raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed{first}")
+        retry = f"; leasehold graph retry {found['id']} lets it go on" if found["state"] == "stalled" else ""
+        raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed{first}{retry}")
 
 
 def _title(count: str) -> str:

@@ -95,6 +95,7 @@ WRONG = [
     ("bots undrain b1", "there is no command 'bots undrain'; did you mean `leasehold bots drain --undo`?"),
     ("--verbose", "there is no option '--verbose'"),
     ("token list --data pool", "--data: goes before the command, as in 'leasehold --data … token list'"),
+    ("submit --mem 512 -- true", "--mem: is --resource memory_mib=512 here"),
     ("list --stat queued", "there is no option '--stat'; did you mean '--state'?"),
     ("submit --on-conflict jion true", "--on-conflict: 'jion' is not one of 'join', 'replace', 'refuse'; did you mean"),
     ("list --columns id,comand", "--columns: there is no column 'comand'; did you mean 'command'?"),
