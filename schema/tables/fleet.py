@@ -199,7 +199,6 @@ leases = Table(
     CheckConstraint("units >= 1", name="leases_units_positive"),
     Index("leases_one_live_per_job", "job_id", unique=True, postgresql_where=text(LIVE)),
     Index("leases_live_of_bot", "bot_id", "granted_at", postgresql_where=text(NOT_OVER)),
-    Index("leases_live_of_instance", "instance", postgresql_where=text(LIVE)),
     Index("leases_live_due", "due_at", postgresql_where=text(f"{LIVE} AND due_at IS NOT NULL")),
     Index(
         "leases_stopping",

@@ -43,9 +43,9 @@ WHERE i.name = ANY (CAST(:names AS text[])) AND EXISTS (
     WHERE l.instance = i.id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
 ORDER BY i.name LIMIT 1
 """)
-# OFFSET 0 keeps the planner from joining, and so reading, the whole table of jobs. For leases, the range of one
-# instance in index order does the same. Of the jobs that are to be tried again, only the first are counted, for all
-# instances.
+# OFFSET 0 keeps the planner from joining, and so reading, the whole table of jobs. All live leases are read once: no
+# index has their instances, because each lease would pay for it. Of the jobs that are to be tried again, only the first
+# are counted, for all instances.
 _SHOWN = f"""
 SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight AS weight, a.unit,
     used.used::double precision AS used, used.most::double precision AS budget,
@@ -56,13 +56,12 @@ SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_w
         UNION ALL
         SELECT FROM unnest(retrying.instances) AS r WHERE r = i.id
         LIMIT :most) w) AS queued,
-    (SELECT count(*) FROM (
-        SELECT FROM leases WHERE instance >= i.id AND instance <= i.id AND state IN ('pending', 'active', 'cancelling')
-        ORDER BY instance LIMIT :most) w) AS running
+    least(coalesce(ran.leases, 0), :most) AS running
 FROM (SELECT * FROM instances WHERE {{which}}) i
 CROSS JOIN (
     SELECT ARRAY(SELECT instance FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most) AS instances OFFSET 0
 ) retrying
+LEFT JOIN (SELECT instance, count(*) AS leases FROM live GROUP BY instance) ran ON ran.instance = i.id
 LEFT JOIN LATERAL (
     SELECT sum(usage)::bigint AS usage, sum(min_quota)::bigint AS min_quota,
         CASE WHEN bool_and(max_quota IS NOT NULL) THEN sum(max_quota)::bigint END AS max_quota

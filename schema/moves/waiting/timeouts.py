@@ -145,16 +145,16 @@ _GOING_ON = "state IN ('pending', 'active')"
 _OF_BOTS = f"""SELECT n.job_id FROM bots d
     CROSS JOIN LATERAL {newest_leases("d.id", "d.held", columns="job_id, state")} n
     WHERE {_DRAIN_IS_OVER} AND d.held > 0 AND n.{_GOING_ON}"""
-_OF_INSTANCE = (
-    f"SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND {_GOING_ON} ORDER BY instance"
-)
+# No index has the instances of live leases, for each lease would pay for it. So such a drain reads all that run, once.
+_OF_INSTANCES = f"""SELECT n.job_id FROM leases n JOIN instances d ON d.id = n.instance
+    WHERE {_DRAIN_IS_OVER} AND n.{_GOING_ON}"""
+_ANY_INSTANCE = f"EXISTS (SELECT FROM instances d WHERE {_DRAIN_IS_OVER})"
 #: Whether anything is left for `stop_drained`, by the deadlines of drains.
 ANY_DRAINED = f"""coalesce(
     ({_OF_BOTS} ORDER BY d.drain_deadline LIMIT 1),
-    (SELECT n.job_id FROM instances d CROSS JOIN LATERAL ({_OF_INSTANCE} LIMIT 1) n
-     WHERE {_DRAIN_IS_OVER} ORDER BY d.drain_deadline LIMIT 1)) IS NOT NULL"""
-# Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
-# instances nothing but their index. The arrays have all of them, so that locked ones are skipped before the limit.
+    CASE WHEN {_ANY_INSTANCE} THEN ({_OF_INSTANCES} LIMIT 1) END) IS NOT NULL"""
+# Arrays of ids leave the planner nothing but the leases of these jobs. They have all of them, so that locked ones are
+# skipped before the limit.
 STOP_OF_BOTS = _stop(
     "drain",
     "'drained', 'bot:' || b.name",
@@ -165,10 +165,9 @@ STOP_OF_INSTANCES = _stop(
     "drain",
     "'drained', 'instance:' || i.name",
     "JOIN instances i ON i.id = l.instance",
-    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id)"
-    f" CROSS JOIN LATERAL ({_OF_INSTANCE}) n))",
+    f"l.job_id = ANY (ARRAY({_OF_INSTANCES}))",
 )
-INSTANCES_OVER = Statement(f"SELECT d.id FROM instances d WHERE {_DRAIN_IS_OVER}")
+ANY_INSTANCE_OVER = Statement(f"SELECT {_ANY_INSTANCE}")
 
 
 def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
@@ -178,9 +177,8 @@ def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str)
     """
     values = {"limit": limit, "sync": sync, "actor": actor}
     asked = int(connection.execute(STOP_OF_BOTS, values).one()[0])
-    instances = [row.id for row in connection.execute(INSTANCES_OVER)]
-    if instances:
-        asked += int(connection.execute(STOP_OF_INSTANCES, {**values, "instances": instances}).one()[0])
+    if connection.execute(ANY_INSTANCE_OVER).scalar_one():
+        asked += int(connection.execute(STOP_OF_INSTANCES, values).one()[0])
     return asked
 
 
