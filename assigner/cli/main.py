@@ -496,6 +496,7 @@ def gateway_command(installation: "Installation") -> int:
         app.state.policy.run_once()
         serving = Server(app, settings.gateway, on_ready=on_ready)
         serving.serve_until_stopped()
+    structlog.get_logger().info("gateway stopped")
     return 130 if serving.stopped_by is signal.SIGINT else 0
 
 

@@ -348,6 +348,7 @@ class Agent:
             contained.close_all()
         if self._failure is not None:
             raise self._failure
+        _log.info("stopped", bot=settings.bot, exit_code=self._code)
         return self._code
 
     def _launcher(

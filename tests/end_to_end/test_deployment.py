@@ -107,6 +107,7 @@ def test_an_agent_works_with_the_capabilities_that_its_unit_leaves(served: Serve
             eventually(lambda: not [*(scratch / "work").glob("**/closed")], MINUTE)
         bot.send_signal(signal.SIGTERM)
         assert bot.wait(MINUTE) == 0, log.read_text()
+        assert re.search("stopped .*exit_code.{0,9}=.{0,9}0", log.read_text())
     finally:
         bot.kill()
         bot.wait()

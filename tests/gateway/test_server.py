@@ -62,6 +62,7 @@ def test_a_gateway_process_ends_when_asked_to_and_says_so(
         eventually(lambda: pool.rows("SELECT 1 FROM gateways"))
         gateway.signal(number)
         assert gateway.popen.wait(MINUTE) == status
+        assert 'event="gateway stopped"' in gateway.said()
     (row,) = pool.rows("SELECT url, stopped_at FROM gateways")
     assert row.url == processes.url
     assert row.stopped_at is not None
