@@ -98,9 +98,11 @@ def _no_such_option(error: click.NoSuchOption) -> str:
 
 def _too_many(words: str, context: click.Context | None) -> str:
     told = f"'{wire.escaped(words, 80)}' is more than this command takes"
-    if context is not None and context.command.name == "list" and context.parent is context.find_root():
-        told += ": filters are options, such as --label build --state failed"
-    return told
+    if context is None:
+        return told
+    if context.command.name == "list" and context.parent is context.find_root():
+        return f"{told}: filters are options, such as --label build --state failed"
+    return f"{told}: {context.command_path} {' '.join(context.command.collect_usage_pieces(context))}"
 
 
 def _told_of_value(message: str, option: click.Parameter) -> str:

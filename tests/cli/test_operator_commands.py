@@ -133,7 +133,7 @@ REFUSED = [
     ("rate set claude --per-second 0", "--per-second: must be greater than or equal to 0.000000001"),
     ("rate set claude 5/sec", "RATE: '5/sec' is not a rate, such as 5/s, 300/min or 9000/h"),
     ("rate set claude 5 --burst 2", "RATE: '5' is not a rate"),
-    ("rate rm claude foo", "'foo' is more than this command takes"),
+    ("rate rm claude foo", "'foo' is more than this command takes: leasehold rate rm [OPTIONS] CLASS[/MODEL]"),
     ("rate show claude 5/s", "'5/s' is more than this command takes"),
     ("rate set claude --per-second nan", "--per-second: must be a finite number"),
     ("rate set claude --per-second 1 --burst 0", "--burst: must be greater than or equal to 1"),
