@@ -234,9 +234,9 @@ def explaining_errors() -> Iterator[None]:
         yield
     except NotReady as error:
         cause = error.__cause__
-        raise NotReady(f"{error}: {_first_line(cause)}" if isinstance(cause, psycopg.Error) else str(error)) from cause
+        raise NotReady(f"{error}: {first_line(cause)}" if isinstance(cause, psycopg.Error) else str(error)) from cause
     except psycopg.Error as error:
-        told = _first_line(error)
+        told = first_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege) and _LACKS_RIGHTS.match(told):
             told += "; the owner of the schema lets a role do this by: leasehold db grant-process ROLE"
         raise LeaseholdError(f"database: {told}") from error
@@ -246,7 +246,7 @@ def explaining_errors() -> Iterator[None]:
 _LACKS_RIGHTS = re.compile("permission denied for (schema|table|sequence) ")
 
 
-def _first_line(error: BaseException | None) -> str:
+def first_line(error: BaseException | None) -> str:
     """Return the first line of PostgreSQL's message, without the details, which hold values."""
     lines = str(error).strip().splitlines()
     return escaped(lines[0] if lines else type(error).__name__, 300)

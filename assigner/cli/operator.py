@@ -5,14 +5,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from leasehold.errors import BadInput, LeaseholdError
+import psycopg
+from leasehold.errors import BadInput, Forbidden, LeaseholdError
 from leasehold.wire import escaped, suggestion
 
 from assigner.cli import mistakes
 from assigner.cli.completion import Named
 from assigner.cli.output import as_json, duration, print_json
 from assigner.config import loading
-from assigner.settings import Installation, require_safe_way
+from assigner.settings import Installation, first_line, require_safe_way
 from schema import clock, readable
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
@@ -138,7 +139,10 @@ def upgrade_database(installation: Installation, as_json: bool) -> None:
     """Bring the schema to the version that this program needs. Safe to repeat, also by several processes at once."""
     with installation.command_database("upgrade", ready=False) as database:
         require_safe_way(database)
-        version = migrate.upgrade(database)
+        try:
+            version = migrate.upgrade(database)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise Forbidden(f"database: {first_line(error)}; run this as the role that owns the schema") from error
     _print_version(installation, version, as_json=as_json)
 
 

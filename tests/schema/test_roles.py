@@ -113,6 +113,17 @@ def test_processes_need_no_more_than_rights_on_rows(database: Database, timing: 
             pool.change("DROP TABLE jobs")
 
 
+def test_who_does_not_own_the_schema_is_told_so_by_an_upgrade(empty_url: str, tmp_path: Path, leasehold: Path) -> None:
+    with role(empty_url, "ALTER ROLE {} LOGIN") as (name, _), psycopg.connect(libpq_url(empty_url)) as admin:
+        admin.execute("CREATE SCHEMA leasehold")
+        admin.commit()
+        url = make_url(empty_url).set(username=name).render_as_string(hide_password=False)
+        console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=url)
+        told = console.run("db", "upgrade").stderr
+        assert told.startswith("error: database: permission denied for ")
+        assert told.endswith("; run this as the role that owns the schema\n")
+
+
 def test_the_log_names_the_right_that_is_missing_and_no_value(
     database: Database, chance: random.Random, capsys: pytest.CaptureFixture[str]
 ) -> None:
