@@ -94,10 +94,15 @@ class Parts:
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
 @click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics.")
+@click.option(
+    "--metrics-host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve them on [127.0.0.1]."
+)
 @click.option("--anonymous-workers", is_flag=True, default=None, help="Take workers without a token.")
 @click.pass_context
-def farm(context: click.Context, /, storage: Path | None, metrics_port: int | None, **given: Any) -> int | None:
+def farm(
+    context: click.Context, /, storage: Path | None, metrics_port: int | None, metrics_host: str, **given: Any
+) -> int | None:
     """Run one door for build clients: Bazel, recc and others. Options override the [farm] section."""
     if context.invoked_subcommand is not None:
         return None
@@ -105,7 +110,7 @@ def farm(context: click.Context, /, storage: Path | None, metrics_port: int | No
     parts: Parts = context.meta[PARTS]
     own = parts.overridden(installation.settings.farm, {name: each for name, each in given.items() if each is not None})
     with ExitStack() as stack:
-        return _run_door(installation, parts, own, storage, metrics_port, stack)
+        return _run_door(installation, parts, own, storage, (metrics_host, metrics_port), stack)
 
 
 @farm.command(name="clients")
@@ -153,10 +158,13 @@ def _run_door(
     parts: Parts,
     own: "FarmSettings",
     storage: Path | None,
-    metrics_port: int | None,
+    metrics_at: tuple[str, int | None],
     stack: ExitStack,
 ) -> int:
-    """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
+    """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`.
+
+    metrics_at: the address and port of the metrics; a port of None = they are not served.
+    """
     from bots.farm.settings import timing_of_workers
     from bots.gateway.identity import verifier
     from schema.postgres.notify import Wakeups
@@ -193,11 +201,12 @@ def _run_door(
         signed=verifier(settings.identity),
         sync_service=parts.sync_service(database, timing_of_workers(settings.timing), stack),
     )
-    if metrics_port is not None:
+    host, port = metrics_at
+    if port is not None:
         try:
-            door.metrics.serve(metrics_port)
+            door.metrics.serve(host, port)
         except OSError as error:
-            raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{metrics_port}: {error.strerror}") from None
+            raise BadInput("--metrics-port", f"cannot listen on {host}:{port}: {error.strerror}") from None
     gc_tuning.collect_as_usual()
     return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0
 

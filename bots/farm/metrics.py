@@ -68,9 +68,9 @@ class DoorMetrics:
         """Count a job whose end the door has seen. code: of the status of its ExecuteResponse."""
         self._ended.labels(code_pb2.Code.Name(code) if code in code_pb2.Code.values() else OTHER).inc()
 
-    def serve(self, port: int) -> None:
-        """Serve the metrics on a port of 127.0.0.1. Raises OSError."""
-        start_http_server(port, addr="127.0.0.1", registry=self.registry)
+    def serve(self, host: str, port: int) -> None:
+        """Serve the metrics on a port of this address. Raises OSError."""
+        start_http_server(port, addr=host, registry=self.registry)
 
     def _label(self, name: str, value: str) -> str:
         known = self._labels[name]
