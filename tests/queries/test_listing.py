@@ -69,8 +69,9 @@ def fill(pool: Pool, chance: random.Random, jobs: int = 60) -> None:
         bot = pool.bot(name, capacity=BOTS_HAVE, properties=offered)
         pool.assigner().run_once()
         works = bot.take()
-        over = [completed(work, "failed" if nth % 2 else "succeeded") for nth, work in enumerate(works[: jobs // 10])]
-        bot.sync(*over, *map(active, works[jobs // 10 :]))
+        half = len(works) // 2
+        over = [completed(work, "failed" if nth % 2 else "succeeded") for nth, work in enumerate(works[:half])]
+        bot.sync(*over, *map(active, works[half:]))
     some = [str(each) for each in ids[: jobs // 3]]
     cancel(pool, *some[::2])
     park(pool, *some[1::2])
