@@ -105,7 +105,7 @@ HELD_BY_PAIR = Statement("""
 SELECT c.name AS cohort, i.name AS instance, h.jobs, h.units, h.more
 FROM (SELECT cohort, instance, count(*) AS jobs, sum(units) AS units, sum(count(*)) OVER () >= :most AS more
       FROM (SELECT cohort, instance, units FROM leases WHERE state IN ('pending', 'active', 'cancelling')
-            ORDER BY instance LIMIT :most) first
+            LIMIT :most) first
       GROUP BY cohort, instance) h
 JOIN cohorts c ON c.id = h.cohort JOIN instances i ON i.id = h.instance
 """)

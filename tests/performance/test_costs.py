@@ -151,11 +151,13 @@ def test_a_report_tells_what_waits_from_an_index_and_no_more_of_it_than_its_boun
 
 
 def test_a_drained_instance_whose_time_is_over_reads_what_runs_once(of_operators: Database) -> None:
-    drained = "UPDATE instances SET draining = true, drain_deadline = now() - interval '1 s' WHERE name = 'i-5'"
-    with undone(of_operators, drained) as connection, watching(connection) as watch:
-        assert stop_drained(connection, 100, sync=1, actor="test") == 0
-    assert not watch.whole_scans() & WHOLE, str(watch)
-    assert watch.touched <= RUNNING + 200, str(watch)
+    drained = "UPDATE instances SET draining = true, drain_deadline = now() - interval '1 hour' WHERE name = 'i-5'"
+    with undone(of_operators, drained) as connection:
+        for most in (2 * RUNNING + 200, 50):
+            with watching(connection) as watch:
+                assert stop_drained(connection, 100, sync=1, actor="test") == 0
+            assert not watch.whole_scans() & WHOLE, str(watch)
+            assert watch.touched <= most, str(watch)
 
 
 CEILINGS = (

@@ -168,17 +168,27 @@ STOP_OF_INSTANCES = _stop(
     f"l.job_id = ANY (ARRAY({_OF_INSTANCES}))",
 )
 ANY_INSTANCE_OVER = Statement(f"SELECT {_ANY_INSTANCE}")
+#: Seconds after the deadline of an instance's drain by which every grant from before the drain has committed.
+SERVED_AFTER = 600.0
+# Else each round would read all leases that run until somebody ends the drain. Nothing starts while it lasts.
+FORGET_SERVED = Statement(f"""
+UPDATE instances d SET drain_deadline = NULL
+WHERE {_DRAIN_IS_OVER} AND d.drain_deadline < now() - make_interval(secs => :served_after)
+    AND NOT EXISTS (SELECT FROM leases n WHERE n.instance = d.id AND n.{_GOING_ON})
+""")
 
 
 def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
     """Ask for up to `limit` leases of bots, and as many of instances, whose time to drain is over; returns how many.
 
-    What is stopped goes back to the queue uncharged, once its bot confirms. `sync` is the bots' sync period in seconds.
+    What is stopped goes back to the queue uncharged, once its bot confirms. The deadline of an instance is forgotten
+    when nothing of it runs any more. `sync` is the bots' sync period in seconds.
     """
     values = {"limit": limit, "sync": sync, "actor": actor}
     asked = int(connection.execute(STOP_OF_BOTS, values).one()[0])
     if connection.execute(ANY_INSTANCE_OVER).scalar_one():
         asked += int(connection.execute(STOP_OF_INSTANCES, values).one()[0])
+        connection.execute(FORGET_SERVED, {"served_after": SERVED_AFTER})
     return asked
 
 
