@@ -66,6 +66,10 @@ def test_a_schedule_is_a_call_of_its_task_with_the_options_of_the_task() -> None
         "zone": "UTC", "catch_up": "all", "catch_up_most": 3
     }  # fmt: skip
     assert schedule_app.send("all", loud=True) == "all!", "a decorated task is the task"
+    shop.periodic("0 * * * *", kwargs={"word": "ä"})(work)
+    (umlaut,) = shop.schedules.values()
+    written = '{"args": [], "kwargs": {"word": "\\u00e4"}}'
+    assert umlaut.record["job"]["stdin"] == written, "no version changes a schedule of another that escaped letters"
 
 
 MISSPELT: list[tuple[Any, dict[str, Any], str]] = [

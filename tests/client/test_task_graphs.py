@@ -96,6 +96,8 @@ def test_the_request_of_a_node_says_whose_results_it_takes() -> None:
     _, node = graph.request()["nodes"]
     assert node["after"] == [0]
     assert json.loads(node["stdin"])["inputs"] == [0]
+    graph.add(task_app.echo.using(unique=False), "ä")
+    assert graph.request()["nodes"][-1]["stdin"] == '{"args": ["\\u00e4"], "kwargs": {}}'
     two, seen = {"ok": "2", "typed": True}, []
 
     def fetch(reference: Any) -> dict[str, Any]:

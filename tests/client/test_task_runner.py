@@ -41,7 +41,8 @@ def start(tmp_path: Path, attempt: dict[str, str]) -> Callable[..., subprocess.P
 
     def started(task: str, *args: Any) -> subprocess.Popen[str]:
         call = tmp_path / "stdin"
-        call.write_text(json.dumps({"args": args, "kwargs": {}}))
+        if args or not call.exists():
+            call.write_text(json.dumps({"args": args, "kwargs": {}}))
         command = [*PROGRAM, "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"]
         with call.open() as stdin:
             return subprocess.Popen(
@@ -70,6 +71,19 @@ def test_the_value_of_a_task_is_the_result_of_the_job(start: Start, tmp_path: Pa
     mine, other = tmp_path / "mine", tmp_path / "other"
     other.touch()
     assert end(start("meet", str(mine), str(other)))[0] == 0, "an `async def` has a loop of its own"
+
+
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_arguments_are_read_as_utf_8_in_every_locale(
+    locale: dict[str, str], start: Start, attempt: dict[str, str], tmp_path: Path
+) -> None:
+    attempt |= locale
+    for given, code in ("ä🙂".encode(), 0), (b"\xe4", 1):
+        (tmp_path / "stdin").write_bytes(b'{"args": ["%s"], "kwargs": {}}' % given)
+        ended, output = end(start("echo"))
+        assert ended == code
+    assert result(tmp_path) == {"ok": "ä🙂"}
+    assert output.startswith("error: the standard input is no UTF-8: ")
 
 
 def test_an_error_is_the_result_with_its_traceback_and_exit_code_1(start: Start, tmp_path: Path) -> None:

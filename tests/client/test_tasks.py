@@ -115,13 +115,21 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
         task_app.echo.defer(5)
 
 
-def test_letters_count_as_bytes_of_utf_8_and_join_calls_of_versions_that_escaped_them(program: Gateway) -> None:
-    task_app.echo.using(unique=True).defer("ä" * 130_000)
+def test_a_call_is_the_same_request_as_that_of_earlier_versions_which_escaped_letters(program: Gateway) -> None:
+    task_app.echo.using(unique=True).defer("ä🙂")
     request = program.asked[-1].body["jobs"][0]
-    assert len(request["stdin"].encode()) == 260_028
-    escaped = json.dumps(json.loads(request["stdin"]))
-    told = hashlib.sha256(f"tests.support.apps.task_app.echo:{escaped}".encode()).hexdigest()
+    assert request["stdin"] == '{"args": ["\\u00e4\\ud83d\\ude42"], "kwargs": {}}'
+    told = hashlib.sha256(f"tests.support.apps.task_app.echo:{request['stdin']}".encode()).hexdigest()
     assert request["dedup_key"] == f"tests.support.apps.task_app.echo:{told}"
+
+
+def test_arguments_that_fit_only_as_bytes_of_utf_8_are_sent_so(program: Gateway) -> None:
+    for letters, is_escaped in ((37_000, True), (38_000, False), (130_000, False)):
+        task_app.echo.using(unique=True).defer("ä" * letters)
+        stdin = program.asked[-1].body["jobs"][0]["stdin"]
+        assert json.loads(stdin) == {"args": ["ä" * letters], "kwargs": {}}
+        assert stdin.isascii() == is_escaped
+        assert len(json.dumps(stdin, ensure_ascii=False).encode()) <= 255 * 1024, "a payload holds it"
 
 
 def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: Gateway) -> None:

@@ -281,7 +281,11 @@ def main() -> None:
         running[0].cancel()
 
     signal.signal(signal.SIGTERM, cancel)
-    stdin = sys.stdin.read()
+    try:
+        # Bots write UTF-8, whatever the encoding of the locale is.
+        stdin = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        sys.exit(f"error: the standard input is no UTF-8: {error}")
     try:
         pool = load(place)
     except Exception as error:

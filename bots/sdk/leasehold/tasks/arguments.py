@@ -122,13 +122,24 @@ def encode_call(
     document: dict[str, Any] = {"args": positional, "kwargs": named} | ({"typed": typed} if typed else {})
     if nodes:
         document["inputs"] = sorted(nodes)
-    stdin = json_text(document)
+    stdin = _written(document)
     size = len(stdin.encode())
     if size > MAX_ARGUMENTS:
         sent = [*zip([name for name, _ in names], positional, strict=True), *named.items()]
         largest, _ = max(sent, key=lambda each: len(json_text(each[1]).encode()))
         raise BadInput(largest, f"the arguments have {size} bytes as JSON, at most {MAX_ARGUMENTS} are sent")
     return stdin
+
+
+def _written(document: Record) -> str:
+    """Return the text of a call: with escaped letters, or with letters as they are if it is too large so.
+
+    All versions escape letters. A pool compares the text with that of an earlier request with the same key and of a
+    schedule, and earlier runners read it in the encoding of their locale. What is too large so, they refused.
+    """
+    escaped = json.dumps(document, allow_nan=False)
+    # A payload holds it as a text of JSON, in which each backslash is two.
+    return escaped if len(json_text(escaped)) <= MAX_ARGUMENTS else json_text(document)
 
 
 def decode_call(
@@ -232,18 +243,13 @@ def _decoded(form: CallForm, name: str, codec: Codec | None, found: Any) -> Any:
 
 def dedup_key(task: str, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[str, Any], stdin: str) -> str:
     """Return the key by which a call joins an unfinished one of its task that is equal in the sense of `unique`."""
-    said = _escaped(stdin) if isinstance(unique, bool) else unique(*args, **kwargs)
+    said = stdin if isinstance(unique, bool) else unique(*args, **kwargs)
     if not isinstance(said, str):
         raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
     plain = f"{task}:{said}"
     if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
         return plain
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
-
-
-def _escaped(stdin: str) -> str:
-    """Return a standard input as earlier versions wrote it, so that calls of theirs are joined."""
-    return stdin if stdin.isascii() else json.dumps(json.loads(stdin))
 
 
 def concurrency_lock(
