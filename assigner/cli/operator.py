@@ -22,7 +22,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
 from schema.readable import Column, Group, moment, print_line, table, tell
 from schema.sql import SCHEMA
-from schema.tenancy import instances, roles, tokens
+from schema.tenancy import instances, restored, roles, tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
 EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container", "haproxy", "kubernetes")
@@ -150,7 +150,10 @@ def upgrade_database(installation: Installation, as_json: bool) -> None:
 @as_json
 @pass_installation
 def show_version(installation: Installation, as_json: bool) -> int:
-    """Print the schema version. Exit 3 if it is not the one that this program needs."""
+    """Print the schema version. Exit 3 if it is not the one that this program needs, or if `db restored` has to be run.
+
+    That is so after a restored dump, and after pg_upgrade.
+    """
     with installation.command_database("status", ready=False) as database:
         version = migrate.status(database)
         _print_version(installation, version, as_json=as_json)
@@ -158,9 +161,31 @@ def show_version(installation: Installation, as_json: bool) -> int:
     return 0
 
 
+@db_group.command("restored")
+@as_json
+@pass_installation
+def continue_fences(installation: Installation, as_json: bool) -> None:
+    """Let fences continue above all earlier ones after a restored dump or pg_upgrade, before any process starts.
+
+    Until then gateways and assigners of such a database exit with 3. Run this as the owner of the schema. It changes no
+    job, and does no harm where nothing was restored: do it too after a start from a snapshot of the data directory.
+    """
+    with installation.command_database("restored", ready=False) as database:
+        require_safe_way(database)
+        done = database.run(lambda connection: restored.continue_fences(connection, actor="local"))
+    if as_json:
+        print_json(asdict(done))
+        return
+    click.echo(installation.described)
+    found = "the database has come to this server" if done.moved else "the database was in its place already"
+    click.echo(f"{found}; fences of new grants begin at {done.first_fence}")
+
+
 def _print_version(installation: Installation, version: migrate.Version, *, as_json: bool) -> None:
     if as_json:
-        print_json({"schema": version.current, "needed": version.needed, "ready": version.ready})
+        print_json(
+            {"schema": version.current, "needed": version.needed, "moved": version.moved, "ready": version.ready}
+        )
     else:
         click.echo(installation.described)
         click.echo(f"schema {version.current or 'none'}, need {version.needed}")

@@ -401,9 +401,9 @@ def _upgrade(database: Database, steps: Callable[[str], None]) -> None:
     version = migrate.status(database)
     if version.current is None:
         steps(f"creating the tables of schema {version.needed}")
-    elif not version.ready:
+    elif version.current != version.needed:
         steps(f"upgrading the tables from schema {version.current} to {version.needed}")
-    migrate.upgrade(database)
+    migrate.must_be_ready(migrate.upgrade(database))
 
 
 def _refuse_the_servers_account(installation: Installation) -> None:

@@ -108,10 +108,9 @@ class Probe:
 
 
 def _read_and_write(connection: Connection) -> str:
-    """Return what is wrong with the schema, "" if it is the right one and can be written."""
-    found = migrate.read(connection)
-    if not found.ready:
-        return f"schema {found.current or 'none'}, need {found.needed}; run: leasehold db upgrade"
+    """Return what is wrong with the database, "" if it has the right schema and can be written."""
+    if trouble := migrate.read(connection).trouble:
+        return trouble
     with connection.savepoint() as undone:
         connection.execute(WRITE)
         undone.rollback()

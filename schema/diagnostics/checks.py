@@ -113,7 +113,8 @@ SELECT pg_size_bytes(current_setting('shared_buffers')) AS buffers, pg_size_byte
 _WAL_FUNCTIONS = Statement("""
 SELECT pg_is_in_recovery() AS is_standby, CAST(current_user AS text) AS role,
     has_function_privilege('pg_catalog.pg_walfile_name(pg_lsn)', 'EXECUTE')
-        AND has_function_privilege('pg_catalog.pg_current_wal_insert_lsn()', 'EXECUTE') AS is_allowed
+        AND has_function_privilege('pg_catalog.pg_current_wal_insert_lsn()', 'EXECUTE') AS is_allowed,
+    has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS is_identified
 """)
 # As schema/sql/functions/first_fence.sql reads it.
 _TIMELINE = Statement("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)")
@@ -221,19 +222,27 @@ def check_fences(connection: Connection) -> Check:
             timeline = int(connection.execute(_TIMELINE).scalar_one(), 16)
     except psycopg.Error as error:  # some managed servers refuse these functions to everybody
         return judge_fences(role=row.role, timeline=None, refusal=str(error).strip().partition("\n")[0])
-    return judge_fences(role=row.role, timeline=timeline, refusal=None)
+    return judge_fences(role=row.role, timeline=timeline, refusal=None, is_identified=row.is_identified)
 
 
-def judge_fences(*, role: str, timeline: int | None, refusal: str | None) -> Check:
-    """Judge whether fences can be made. A refusal is bad, for no job can start. Without both it is a standby."""
+def judge_fences(*, role: str, timeline: int | None, refusal: str | None, is_identified: bool = True) -> Check:
+    """Judge whether fences can be made. A refusal is bad, for no job can start. Without both it is a standby.
+
+    is_identified: this role may read the system identifier of the server, which shows that a dump was restored.
+    """
+    name = '"' + printable_name(role).replace('"', '""') + '"'
     if refusal is not None:
         found = f"no job can start, because the server's timeline cannot be read: {printable_name(refusal)}"
-        name = '"' + printable_name(role).replace('"', '""') + '"'
         functions = "pg_walfile_name(pg_lsn), pg_current_wal_insert_lsn()"
         return Check("fences", Verdict.BAD, found, f"as a superuser: GRANT EXECUTE ON FUNCTION {functions} TO {name}")
     if timeline is None:
         return Check("fences", Verdict.UNKNOWN, "this server is a standby, which makes no fences")
-    return Check("fences", Verdict.OK, f"they begin with timeline {timeline}", None, {"timeline": timeline})
+    figures = {"timeline": timeline}
+    if not is_identified:
+        found = "a restored dump may not be noticed, because the server's system identifier cannot be read"
+        remedy = f"as a superuser: GRANT EXECUTE ON FUNCTION pg_control_system() TO {name}"
+        return Check("fences", Verdict.WARNING, found, remedy, figures)
+    return Check("fences", Verdict.OK, f"they begin with timeline {timeline}", None, figures)
 
 
 def _megabytes(size: int) -> str:

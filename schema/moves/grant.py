@@ -76,9 +76,9 @@ class FetchedLease(NamedTuple):
 # because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
 # units use what a bot keeps for an instance, and only once all of it is free. Placements and quotas are brought
 # together by sorting, because a join of two sets of unknown size might compare every pair. The fence of a lease is of
-# the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once. Jobs and
-# bots are looked up once and then changed at their places (ctid). A job stays there because the caller has locked it. A
-# bot that another transaction has changed since the statement began is left out.
+# the server's timeline, so that it never repeats after a failover, and of the last restore; the sub-select reads both
+# once. Jobs and bots are looked up once and then changed at their places (ctid). A job stays there because the caller
+# has locked it. A bot that another transaction has changed since the statement began is left out.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
@@ -110,7 +110,8 @@ WITH wanted AS MATERIALIZED (
     SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
     WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)
 {quota_check}), moved AS (
-    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
+    UPDATE jobs j SET state = 'leased',
+        fence = greatest(j.fence + 1, (SELECT fences_from + first_fence() FROM server_identity)),
         attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
     WHERE j.ctid = f.place AND f.fits AND {still_queued}

@@ -38,19 +38,41 @@ _HAS_SCHEMA = f"SELECT to_regnamespace('{SCHEMA}') IS NOT NULL"
 _CREATE_SCHEMA = f"CREATE SCHEMA {SCHEMA}"
 _HAS_VERSIONS = f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL"
 _CURRENT = f"SELECT version_num FROM {SCHEMA}.alembic_version"
+# What cannot be read is not judged. Without the row nothing tells where the database lives.
+_IS_AT_HOME = f"""
+SELECT count(*) > 0 FROM {SCHEMA}.server_identity
+WHERE table_oid = CAST(tableoid AS bigint)
+    AND coalesce(system_identifier = {SCHEMA}.server_identifier(), true)
+"""
+MOVED = (
+    "the database has come to this server by a dump or by pg_upgrade, so that fences may repeat; run: leasehold db"
+    " restored"
+)
 
 
 @dataclass(frozen=True)
 class Version:
-    """The schema version of a database (`current`, None = none yet) and the one that this program needs."""
+    """The schema version of a database (`current`, None = none yet) and the one that this program needs.
+
+    moved: it was restored from a dump, or its server was upgraded by pg_upgrade, and `leasehold db restored` was not
+    run since. Known only of a database of the needed version.
+    """
 
     current: str | None
     needed: str
+    moved: bool = False
 
     @property
     def ready(self) -> bool:
         """True if this program may work on the database."""
-        return self.current == self.needed
+        return not self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why this program may not work on the database, with the command that helps; "" if it may."""
+        if self.current != self.needed:
+            return f"schema {self.current or 'none'}, need {self.needed}; run: leasehold db upgrade"
+        return MOVED if self.moved else ""
 
 
 def status(database: Database, *, urgent: bool = False) -> Version:
@@ -67,16 +89,16 @@ def read(connection: Connection) -> Version:
 
 
 def require(database: Database) -> None:
-    """Raise NotReady unless the database has the schema version that this program needs."""
+    """Raise NotReady unless the database has the schema version that this program needs, and has not moved."""
     must_be_ready(status(database))
 
 
 def must_be_ready(version: Version) -> None:
-    """Raise NotReady, with the command that helps, unless this is the schema version that this program needs."""
+    """Raise NotReady, with the command that helps, unless this program may work on a database of this version."""
     if version.ready:
         return
     _refuse_unknown(version)
-    raise NotReady(f"schema {version.current or 'none'}, need {version.needed}; run: leasehold db upgrade")
+    raise NotReady(version.trouble)
 
 
 def upgrade(database: Database) -> Version:
@@ -124,7 +146,7 @@ def _upgrade(connection: "sqlalchemy.Connection") -> Version:
     _refuse_unknown(version)
     if version.current == LAST_BEFORE:
         _take_baseline(connection)
-    elif not version.ready:
+    elif version.current != version.needed:
         if not connection.exec_driver_sql(_HAS_SCHEMA).scalar_one():
             connection.exec_driver_sql(_CREATE_SCHEMA)
         _run_steps(connection)
@@ -147,7 +169,8 @@ def _refuse_unknown(version: Version) -> None:
 
 def _version(execute: Callable[[str], Any]) -> Version:
     has_versions = execute(_HAS_VERSIONS).scalar_one()
-    return Version(current=execute(_CURRENT).scalar_one_or_none() if has_versions else None, needed=_needed())
+    current, needed = execute(_CURRENT).scalar_one_or_none() if has_versions else None, _needed()
+    return Version(current, needed, moved=current == needed and not execute(_IS_AT_HOME).scalar_one())
 
 
 def _run_steps(connection: "sqlalchemy.Connection") -> None:

@@ -340,6 +340,21 @@ write_probes = Table(
     Column("at", TIME, server_default=NOW),
 )
 
+# The server in which this database lives, one row. A restored dump brings the identifier of another server, or the
+# `table_oid` of another table; a copy of the server's data, or of the database in it, keeps both. `system_identifier`:
+# null if it could not be read. `fences_from`: what is added to the first fence of each timeline.
+server_identity = Table(
+    "server_identity",
+    metadata,
+    Column("is_only", Boolean, nullable=False, server_default=text("true")),
+    Column("system_identifier", BigInteger),
+    Column("table_oid", BigInteger, nullable=False),
+    Column("fences_from", BigInteger, nullable=False, server_default="0"),
+    Column("at", TIME, nullable=False, server_default=NOW),
+    PrimaryKeyConstraint("is_only"),
+    CheckConstraint("is_only", name="server_identity_is_only"),
+)
+
 # What nobody outside of the pool may know. `cursor` hides row ids, which count the jobs of all tenants, in cursors.
 secrets = Table(
     "secrets",

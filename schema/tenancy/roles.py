@@ -54,17 +54,21 @@ def grant_process(connection: Connection, role: str, *, actor: str) -> None:
     Forbidden if the role of this connection may not pass these rights on.
     """
     name = _quoted(connection, role)
-    owner = connection.execute(_OWNER, {"schema": SCHEMA}).one()
-    if not owner.may:
-        raise Forbidden(
-            f"role: only the owner of the schema {SCHEMA}, {owner.name}, can grant this; run this as that role"
-        )
-    later = f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner.name} IN SCHEMA {SCHEMA}"
+    owner = require_owner(connection, "grant this")
+    later = f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {SCHEMA}"
     connection.execute_sql(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {name}")
     for right, things in ((_ROWS, "TABLES"), (_NUMBERS, "SEQUENCES")):
         connection.execute_sql(f"GRANT {right} ALL {things} IN SCHEMA {SCHEMA} TO {name}")
         connection.execute_sql(f"{later} GRANT {right} {things} TO {name}")
     audit.write(connection, "db.grant_process", actor=actor, subject=f"role:{role}")
+
+
+def require_owner(connection: Connection, act: str) -> str:
+    """Return the owner of the schema as a statement has it. Raises Forbidden for other roles, which may not `act`."""
+    owner = connection.execute(_OWNER, {"schema": SCHEMA}).one()
+    if not owner.may:
+        raise Forbidden(f"role: only the owner of the schema {SCHEMA}, {owner.name}, can {act}; run this as that role")
+    return str(owner.name)
 
 
 def _quoted(connection: Connection, role: str) -> str:

@@ -48,6 +48,7 @@ TABLES = ("jobs", "job_constraints", "leases", "bots", "kind_platforms", "bot_su
 SETTINGS = {
     *("account_totals", "accounts", "cohorts", "counters", "constraint_sets", "instances", "job_classes", "meters"),
     *("quotas", "pauses", "limit_patterns", "policy_in_force", "rates", "scheduling", "success_policy", "windows"),
+    "server_identity",
 }
 LIVE = Statement("SELECT job_id, fence, bot_id, bot_epoch FROM live WHERE cohort = :cohort ORDER BY job_id LIMIT 10")
 FREE = Statement("SELECT id FROM bots WHERE free AND cohort = :cohort ORDER BY id LIMIT 10")

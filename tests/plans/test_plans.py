@@ -237,7 +237,7 @@ BOUNDS = {
 #: A few rows of each of the small tables, and those of the batch in each of the tables that a move writes.
 BOUND = 20 * BATCH
 #: Tables that never have more than a few rows, and are read whole.
-WHOLE = {"needs of upkeep": {"ceilings", "policy_in_force", "scheduling"}}
+WHOLE = {"grant": {"server_identity"}, "needs of upkeep": {"ceilings", "policy_in_force", "scheduling"}}
 
 
 @dataclass(frozen=True)

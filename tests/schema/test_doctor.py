@@ -332,6 +332,22 @@ def test_a_role_that_may_not_read_the_timeline_is_told_that_no_job_can_start(poo
             pool.change(f"GRANT EXECUTE ON FUNCTION {functions} TO PUBLIC")
 
 
+def test_a_role_that_may_not_read_the_system_identifier_is_told_what_is_not_noticed_and_goes_on(pool: Pool) -> None:
+    with stranger(pool) as limited:
+        pool.change("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        try:
+            warned = checks(limited)["fences"]
+            assert (warned.verdict, "restored dump may not be noticed" in warned.found) == (Verdict.WARNING, True)
+            pool.change(f"GRANT USAGE ON SCHEMA leasehold TO {(warned.remedy or '').rpartition(' ')[2]}")
+            identifier = Statement("SELECT leasehold.server_identifier()")
+            assert limited.run(lambda c: c.execute(identifier).scalar_one()) is None
+            pool.change((warned.remedy or "").removeprefix("as a superuser: "))
+            assert checks(limited)["fences"].verdict is Verdict.OK
+            assert limited.run(lambda c: c.execute(identifier).scalar_one()) > 0
+        finally:
+            pool.change("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
+
+
 # How the doctor judges what it reads, also what no test can make of a server.
 
 

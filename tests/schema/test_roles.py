@@ -20,6 +20,7 @@ from assigner import logs
 from schema.moves.waiting.hold import requeue
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.tenancy.restored import continue_fences
 from schema.tenancy.roles import grant_process, grant_submit
 from schema.timing import Timing
 from tests.support.http import audited
@@ -180,7 +181,9 @@ def test_who_may_not_grant_is_told_so_and_grants_nothing(database: Database, cha
             limited.run(lambda c: grant_submit(c, program, actor="local"))
         with pytest.raises(Forbidden, match=r"only the owner of the schema leasehold, .*, can grant this"):
             limited.run(lambda c: grant_process(c, program, actor="local"))
-    assert "db.grant_submit" not in audited(database)
+        with pytest.raises(Forbidden, match=r"only the owner of the schema leasehold, .*, can do this"):
+            limited.run(lambda c: continue_fences(c, actor="local"))
+    assert not {"db.grant_submit", "db.restored"} & {*audited(database)}
 
 
 def test_a_server_that_is_too_old_is_told_so_before_anything_is_made(

@@ -60,7 +60,8 @@ WITH wanted AS MATERIALIZED (
     FROM weighed w
     WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
 ), moved AS (
-    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
+    UPDATE jobs j SET state = 'leased',
+        fence = greatest(j.fence + 1, (SELECT fences_from + first_fence() FROM server_identity)),
         attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
     WHERE j.ctid = f.place AND f.fits AND j.state = 'queued'
