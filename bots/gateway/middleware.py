@@ -350,7 +350,8 @@ def _check_address(scope: Scope, entry: RouteRules) -> None:
         given += query.multi_items()
         unknown = [] if entry.kinds is None else [name for name in query if name not in entry.queries]
         if unknown:
-            raise BadInput.of([_no_such_field(each, entry.queries) for each in unknown])
+            told = [_no_such_field(each, entry.queries) for each in unknown[:MAX_TOLD]]
+            raise BadInput.of(told, more=len(unknown) - len(told))
     for name, value in given:
         if "\x00" in value:
             raise BadInput(wire.escaped(name, 60), "holds a NUL character")

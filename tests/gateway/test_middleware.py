@@ -1,5 +1,6 @@
 """How bodies are read: once, away from the event loop, within bounds that every honest request keeps."""
 
+import difflib
 import json
 import re
 import threading
@@ -16,7 +17,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from leasehold import wire
 from leasehold.client import MAX_BYTES
-from leasehold.errors import BadInput
+from leasehold.errors import MAX_TOLD, BadInput
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
@@ -280,6 +281,26 @@ def test_a_misspelt_parameter_of_the_query_is_told_what_was_meant(operator: http
         assert operator.get(target).json()["detail"] == told
     refused = operator.get("/v1/jobs?lable=x&stat=queued").json()["errors"]
     assert [each["field"] for each in refused] == ["lable", "stat"]
+
+
+def test_names_are_compared_only_for_refusals_that_are_told_and_never_long_ones(
+    operator: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, closest = list[str](), difflib.get_close_matches
+
+    def counted(wrong: str, *names: Any, **how: Any) -> list[str]:
+        compared.append(wrong)
+        return closest(wrong, *names, **how)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    refused = operator.get("/v1/jobs?" + "&".join(f"name{number}" for number in range(1000))).json()
+    assert (len(refused["errors"]), refused["more"], len(compared)) == (MAX_TOLD, 1000 - MAX_TOLD, MAX_TOLD)
+    jobs = [{"command": ["a"], "nmae": 1}] * 100 + [{"command": ["a"], "n" * 100_000: 1}]
+    refused = operator.post("/v1/jobs", json={"jobs": jobs[90:]}).json()
+    assert (len(refused["errors"]), refused["more"], compared[MAX_TOLD:]) == (MAX_TOLD, 1, ["nmae"])
+    refused = operator.post("/v1/jobs", json={"jobs": jobs[-1:]}).json()
+    assert refused["detail"].endswith("there is no such field")
+    assert compared[MAX_TOLD:] == ["nmae"]
 
 
 def test_a_limit_that_consoles_of_earlier_versions_send_to_lists_of_one_page_is_ignored(operator: httpx.Client) -> None:

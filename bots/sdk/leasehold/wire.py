@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from leasehold.errors import BadInput
@@ -312,9 +312,16 @@ class Hinting:
 
 def meant(wrong: str, known: Iterable[str]) -> str | None:
     """The known name that is most similar; None if none is similar."""
+    names = tuple(known)
+    # Nothing three times as long is similar, and difflib would read all of a text of megabytes to tell so.
+    return None if len(wrong) > 3 * max(map(len, names), default=0) else _most_similar(wrong, names)
+
+
+@lru_cache(maxsize=64)  # all lines of a file may have the same mistake
+def _most_similar(wrong: str, names: tuple[str, ...]) -> str | None:
     import difflib  # most programs misspell nothing
 
-    return next(iter(difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)), None)
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
