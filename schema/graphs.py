@@ -3,8 +3,8 @@
 A graph is active while it has jobs that are ready or running. Its running jobs are counted in the counter `graph:ID`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -94,25 +94,69 @@ def unmet_dependencies(connection: Connection, job_id: int, *, limit: int) -> di
 UPSTREAM = "cancelled: what it depends on did not succeed"
 #: How a node ended that did not succeed, by its outcome.
 ENDED_BADLY = {"failed": "failed", "dead": "is dead", "cancelled": "was cancelled"}
-#: The most nodes between those that were cancelled and those that failed first.
-MAX_BETWEEN = 10_000
+#: The most nodes for which one answer looks for what they were cancelled by, so that the cost of a list is bounded. One
+#: graph has no more, so a read of one job always tells the first cause. Only a list of nodes of several deep graphs can
+#: pass this bound, and then tells `UPSTREAM` of the deepest.
+MAX_CAUSES = 10_001
 
 # Of what a node depends on, the first that did not succeed is why it was cancelled. All that was cancelled at one
-# moment was so because of one node, so it does not matter which of these comes first.
-_CAUSE = """
-    SELECT e.parent, n.node_no AS node, j.public_id AS job, n.outcome, coalesce(j.reason = :upstream, false) AS goes_on
-    FROM graph_edges e JOIN graph_nodes n ON n.job_id = e.parent LEFT JOIN jobs j ON j.id = e.parent
-    WHERE e.child = {child} AND e.on_failure = 'cancel' AND n.outcome <> 'succeeded'
-    ORDER BY j.finished_at NULLS FIRST, n.node_no LIMIT 1"""
-CAUSES = Statement(f"""
+# moment was so because of one node, so it does not matter which of these comes first. Each round takes the nodes that
+# the round before has found, and looks at each of their parents once, however many of them it has. It leaves out the
+# nodes that were asked for, which the first round has done.
+CAUSES = Statement("""
 WITH RECURSIVE above AS (
-    SELECT t.child, c.* FROM unnest(CAST(:ids AS bigint[])) AS t (child)
-    CROSS JOIN LATERAL ({_CAUSE.format(child="t.child")}) c
+    SELECT NULL::bigint AS child, t.id AS parent, NULL::integer AS node, NULL::uuid AS job, NULL::text AS outcome,
+        true AS goes_on
+    FROM unnest(CAST(:ids AS bigint[])) AS t (id)
     UNION
-    SELECT a.parent, c.* FROM above a CROSS JOIN LATERAL ({_CAUSE.format(child="a.parent")}) c WHERE a.goes_on
+    (WITH now AS MATERIALIZED (
+        SELECT DISTINCT parent AS child FROM above
+        WHERE goes_on AND (child IS NULL OR parent <> ALL (CAST(:ids AS bigint[])))
+    ), edges AS MATERIALIZED (
+        SELECT n.child, e.parent FROM now n CROSS JOIN LATERAL (
+            SELECT parent FROM graph_edges WHERE child = n.child AND on_failure = 'cancel' OFFSET 0) e
+    ), ended AS MATERIALIZED (
+        SELECT p.parent, n.node_no AS node, j.public_id AS job, n.outcome, j.finished_at,
+            coalesce(j.reason = :upstream, false) AS goes_on
+        FROM (SELECT DISTINCT parent FROM edges) p
+        CROSS JOIN LATERAL (
+            SELECT node_no, outcome FROM graph_nodes WHERE job_id = p.parent AND outcome <> 'succeeded' OFFSET 0) n
+        LEFT JOIN LATERAL (SELECT public_id, reason, finished_at FROM jobs WHERE id = p.parent OFFSET 0) j ON true
+    )
+    SELECT DISTINCT ON (e.child) e.child, p.parent, p.node, p.job, p.outcome, p.goes_on
+    FROM edges e JOIN ended p ON p.parent = e.parent ORDER BY e.child, p.finished_at NULLS FIRST, p.node)
 )
-SELECT * FROM above LIMIT :limit
+SELECT child, parent, node, job, outcome, goes_on FROM above WHERE child IS NOT NULL LIMIT :limit
 """)
+
+
+class Cause(Protocol):
+    """Why a node was cancelled: a node that it depends on, how it ended, and whether it was cancelled for another."""
+
+    parent: int
+    node: int
+    job: str | None
+    outcome: str
+    goes_on: bool
+
+
+def first_causes(causes: Mapping[int, Cause], ids: Iterable[int]) -> dict[int, Cause | None]:
+    """Return of each of these nodes the cause of its cause, and so on to the last; None if that is not known.
+
+    Each node is walked once, however many others lie above it.
+    """
+    found: dict[int, Cause | None] = {}
+    for row_id in ids:
+        at, passed = row_id, list[int]()
+        while at not in found:
+            passed.append(at)
+            cause = causes.get(at)
+            if cause is None or not cause.goes_on:
+                found[at] = cause
+            else:
+                at = cause.parent
+        found.update(dict.fromkeys(passed, found[at]))
+    return found
 
 
 def with_roots(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -123,16 +167,16 @@ def with_roots(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> lis
     cancelled = [row["row_id"] for row in rows if row["reason"] == UPSTREAM]
     if not cancelled:
         return [dict(row) for row in rows]
-    where = {"ids": cancelled, "upstream": UPSTREAM, "limit": MAX_BETWEEN}
-    causes = {cause.child: cause for cause in connection.execute(CAUSES, where)}
+    where = {"ids": cancelled, "upstream": UPSTREAM, "limit": MAX_CAUSES}
+    firsts = first_causes({cause.child: cause for cause in connection.execute(CAUSES, where)}, cancelled)
+    return [
+        {**row, "reason": _because_of(firsts[row["row_id"]])} if row["reason"] == UPSTREAM else dict(row)
+        for row in rows
+    ]
 
-    def reason(row_id: int) -> str:
-        cause = causes.get(row_id)
-        while cause is not None and cause.goes_on:
-            cause = causes.get(cause.parent)
-        if cause is None:
-            return UPSTREAM
-        job = "" if cause.job is None else f", job {cause.job},"
-        return f"cancelled: node {cause.node} of its graph{job} {ENDED_BADLY[cause.outcome]}"
 
-    return [{**row, "reason": reason(row["row_id"])} if row["reason"] == UPSTREAM else dict(row) for row in rows]
+def _because_of(cause: Cause | None) -> str:
+    if cause is None:
+        return UPSTREAM
+    job = "" if cause.job is None else f", job {cause.job},"
+    return f"cancelled: node {cause.node} of its graph{job} {ENDED_BADLY[cause.outcome]}"

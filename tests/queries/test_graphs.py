@@ -1,12 +1,13 @@
 """The first node of a graph that did not succeed, and why others were cancelled."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from leasehold.graphs import FailedNode, GraphState
 
 from assigner.explain.answer import explain
 from assigner.queries import jobs
+from schema import graphs
 from schema.moves.graphs import SubmittedGraph
 from schema.postgres.connection import Connection
 from schema.requests import GraphRequest
@@ -126,3 +127,51 @@ def test_a_node_that_somebody_cancelled_is_told_as_the_reason_of_those_after_it(
     told = reasons(pool, made)
     assert (told[3], told[4]) == (why, why)
     assert why.isdisjoint(told[2])
+
+
+def wide_and_deep() -> list[dict[str, Any]]:
+    """Node 1, a chain of 60 nodes after it, and 60 nodes that each depend on each of these."""
+    chain = [{"node": number, "after": [number - 1] if number > 1 else []} for number in range(1, 62)]
+    return [*chain, *({"node": number, "after": list(range(2, 62))} for number in range(62, 122))]
+
+
+def test_a_list_of_cancelled_nodes_reads_each_node_above_them_once_or_twice(pool: Pool) -> None:
+    made = graph(pool, *wide_and_deep(), on_failure="cancel")
+    cancel(pool, made.jobs[1])
+    pool.upkeep().run_once()
+    stored = [row._asdict() for row in pool.rows("SELECT id AS row_id, reason FROM jobs ORDER BY id")]
+    with pool.database.connect() as connection:
+        with watching(connection) as watch:
+            told = graphs.with_roots(connection, stored)
+        connection.rollback()
+    assert {row["reason"] for row in told[1:]} == {f"cancelled: node 1 of its graph, job {made.jobs[1]}, was cancelled"}
+    (plan,) = watch.plans
+    read = {
+        name: sum(node.touched for node in plan.nodes if node.relation == name)
+        for name in ("jobs", "graph_nodes", "graph_edges")
+    }
+    assert read["jobs"] <= 2 * 121, read
+    assert read["graph_nodes"] <= 2 * 121, read
+    assert read["graph_edges"] <= 60 + 60 * 60, read
+
+
+class NodeCause(NamedTuple):
+    parent: int
+    goes_on: bool
+    node: int = 1
+    job: str | None = None
+    outcome: str = "failed"
+
+
+def test_the_causes_of_a_chain_are_walked_once() -> None:
+    class Counted(dict[int, Any]):
+        steps = 0
+
+        def get(self, key: int, default: Any = None) -> Any:
+            self.steps += 1
+            return super().get(key, default)
+
+    causes = Counted({n: NodeCause(n - 1, n > 2) for n in range(2, 1001)})
+    firsts = graphs.first_causes(causes, range(1, 1001))
+    assert {cause and cause.parent for n, cause in firsts.items() if n > 1} == {1}
+    assert causes.steps == 1000
