@@ -674,6 +674,19 @@ def test_a_database_without_a_pool_and_a_role_without_rights_are_told_so(ways: C
         connection.rollback()
 
 
+def test_a_submit_that_an_upgrade_took_a_function_from_is_told_to_come_again(ways: Connections) -> None:
+    with psycopg.connect(ways.url) as connection:
+        connection.execute("ALTER FUNCTION leasehold.only_flat RENAME TO flat_only")
+        with pytest.raises(NotReady, match=r"^the pool lacks a function, .*: function only_flat.*; repeat .*"):
+            task_app.add.defer_in(connection, 1)
+        connection.rollback()
+        connection.execute("ALTER FUNCTION leasehold.submit RENAME TO submitted")
+        with pytest.raises(NotReady, match=r"holds no pool: function leasehold\.submit\(jsonb\) does not exist"):
+            task_app.add.defer_in(connection, 1)
+        connection.rollback()
+        assert task_app.add.defer_in(connection, 1)
+
+
 def test_what_is_no_refusal_stays_the_error_of_the_driver(ways: Connections) -> None:
     with psycopg.connect(ways.url) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):

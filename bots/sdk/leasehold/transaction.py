@@ -30,7 +30,8 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
 
     Each statement submits up to 10,000 jobs or 8 MB. With an asynchronous connection the answer has to be awaited.
     Raises Conflict `key_reused` if another request used the key of one, BadInput for a request or an object that is no
-    connection, QueueFull, NotReady if the database holds no pool, Forbidden if the connection's role may not submit.
+    connection, QueueFull, NotReady if the database holds no pool or its schema is being upgraded, Forbidden if the
+    connection's role may not submit.
     After one of these the caller's transaction can only be rolled back. What else the database says, such as a lost
     connection or a serialisation failure, is the driver's error.
     """
@@ -138,6 +139,9 @@ def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | No
             return BadInput("instance", said)
         case "LH008":
             return Conflict(KEY_TAKEN, said)
+        case "42883" if "leasehold.submit(" not in said:
+            upgrade = "as for a moment of 'leasehold db upgrade'"
+            return NotReady(f"the pool lacks a function, {upgrade}: {said}; repeat the transaction")
         case "3F000" | "42883":
             return NotReady(f"the database of this connection holds no pool: {said}")
         case "42501":
