@@ -3,7 +3,7 @@
 import click
 from leasehold import wire
 from leasehold.client import Client, Listed
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, NotFound
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options, whole_id
@@ -94,29 +94,44 @@ def list_jobs(
     def look(client: Client) -> None:
         if asked["before"] is not None:
             asked["before"] = whole_id(client, asked["before"])
-        if results:
-            _print_results(client, limit, cursor, {**where, **asked})
-            return
         most = 50 if limit is None else limit
-        foreseen = {"forecast": "true"} if forecast or "starts" in columns else {}
-        found = client.list(limit=most, cursor=cursor, **where, **asked, **foreseen)
-        output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs, columns)
+        if results:
+            found = _print_results(client, limit, cursor, {**where, **asked})
+        else:
+            foreseen = {"forecast": "true"} if forecast or "starts" in columns else {}
+            found = client.list(limit=most, cursor=cursor, **where, **asked, **foreseen)
+            output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs, columns)
         if found.next is not None and watch is None:
             click.echo(f"next page: {_next(found, most, where, asked)}", err=True)
 
     shown(caller, watch, look)
 
 
-def _print_results(client: Client, limit: int | None, cursor: str | None, asked: Record) -> None:
-    """Print jobs with what they have left, a page after the other; limit: None = all of them."""
+def _print_results(client: Client, limit: int | None, cursor: str | None, asked: Record) -> Listed:
+    """Print jobs with what they have left, a page after the other. Returns the last page.
+
+    limit: None = all of them.
+    """
     while True:
         page = client.list(limit=limit or wire.MAX_LIST, cursor=cursor, **asked)
-        left = {each["id"]: each for each in client.results([job["id"] for job in page.jobs])}
+        left = _left(client, [job["id"] for job in page.jobs])
         for job in page.jobs:
-            output.print_json({**job, "exit_code": None, "has_result": False, "result": None, **left[job["id"]]})
+            if job["id"] in left:
+                output.print_json({**job, "exit_code": None, "has_result": False, "result": None, **left[job["id"]]})
         cursor = page.next
         if cursor is None or limit is not None:
-            return
+            return page
+
+
+def _left(client: Client, jobs: list[str]) -> dict[str, Record]:
+    """Return what these jobs have left, by id, without those that have been deleted since they were listed."""
+    try:
+        return {each["id"]: each for each in client.results(jobs)}
+    except NotFound:
+        if len(jobs) == 1:
+            return {}
+        half = len(jobs) // 2
+        return _left(client, jobs[:half]) | _left(client, jobs[half:])
 
 
 @click.command()

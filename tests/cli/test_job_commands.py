@@ -13,7 +13,7 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError, NotFound
 from rich.text import Text
 
-from schema.readable import Column, fitted, table, tell
+from schema.readable import Column, fitted, short_ids, table, tell
 from tests.support.http import (
     AT,
     JOB_COMMANDING,
@@ -176,6 +176,31 @@ def test_a_list_with_results_has_a_line_for_each_job_of_all_pages(
     assert [asked.query.get("cursor") for asked in stands.asked if asked.path == "/v1/jobs"] == [None, "c"]
     with pytest.raises(BadInput, match="does not go with --columns"):
         call("list", "--results", "--columns", "id")
+
+
+def test_a_list_with_results_leaves_out_jobs_that_are_deleted_meanwhile_and_tells_the_next_page(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [f"{LISTED['id'][:-2]}0{number}" for number in range(5)]
+    gone = {ids[1], ids[4]}
+
+    def answered(asked: ReceivedRequest) -> Answer:
+        if asked.path == "/v1/jobs":
+            return Answer({"jobs": [LISTED | {"id": id} for id in ids], "next": "c"})
+        for id in asked.body["ids"]:
+            if id in gone:
+                return problem(404, f"id: there is no job '{id}'")
+        return Answer({"jobs": [{"id": id, "state": "queued"} for id in asked.body["ids"]], "more": False})
+
+    stands.script = answered
+    call("list", "--results", "--limit", "5", "--sort", "ended")
+    told = capsys.readouterr()
+    assert [json.loads(line)["id"] for line in told.out.splitlines()] == [id for id in ids if id not in gone]
+    assert told.err == "next page: --cursor c\n"
+    gone |= set(ids)
+    call("list", "--results", "--limit", "5")
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"next page: --before {short_ids(ids)[-1]}\n")
 
 
 SEVENTH = "01932c8a-4f21-7000-8abc-0123456789ab"
