@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def to_stderr(level: str, format: str = "text") -> None:
     if is_terminal:
         form = structlog.dev.ConsoleRenderer(exception_formatter=_print_frames)
     elif format == "json":
-        form = structlog.processors.JSONRenderer(default=str)
+        form = structlog.processors.JSONRenderer(_json_text)
     else:
         form = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
     processors: list[Callable[..., Any]] = [
@@ -54,6 +55,23 @@ def to_stderr(level: str, format: str = "text") -> None:
     handler = earlier[0] if earlier else logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if format == "json" else _Formatter(logging.BASIC_FORMAT))
     logging.basicConfig(handlers=[handler], level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
+
+
+def _json_text(line: Any, **_how: Any) -> str:
+    return json.dumps(_finite(line), default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value of a line with None in the place of NaN and infinity, which JSON has not."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case _:
+            return value
 
 
 class _Formatter(logging.Formatter):
