@@ -4,8 +4,10 @@ It does not import pydantic, which takes a third of the time of a command that o
 `schema/fields.py` has types of models' fields that make these checks.
 """
 
+import errno
 import json
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -248,3 +250,23 @@ def _check_texts(root: Any, field: str) -> None:
             elif isinstance(node, list):
                 deeper += node
         level = deeper
+
+
+def metrics_place(host: str | None, port: int | None) -> tuple[str, int] | None:
+    """Return the address and port of `--metrics-host` and `--metrics-port`; None = no metrics are served.
+
+    Raises BadInput for an address without a port.
+    """
+    if port is not None:
+        return host or "127.0.0.1", port
+    if host is not None:
+        raise BadInput("--metrics-host", "serves nothing without --metrics-port")
+    return None
+
+
+def metrics_refusal(place: tuple[str, int], error: OSError | UnicodeError) -> BadInput:
+    """Return why metrics cannot be served there, blamed on the option that is wrong."""
+    is_of_host = isinstance(error, UnicodeError | socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    said = error.strerror if isinstance(error, OSError) else "is no name of a host"
+    host, port = place
+    return BadInput(f"--metrics-{'host' if is_of_host else 'port'}", f"cannot listen on {host}:{port}: {said}")

@@ -25,7 +25,7 @@ from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, 
 from assigner.settings import Installation, PoolSettings
 from schema.gc_tuning import infrequent_gc
 from schema.readable import print_line, tell
-from schema.validation import FARM, OF_FARM
+from schema.validation import FARM, OF_FARM, metrics_place, metrics_refusal
 
 #: Port of the console unless another is given; `leasehold console` has the same.
 CONSOLE_PORT = 7412
@@ -210,12 +210,11 @@ def _reach(settings: PoolSettings, *, commands: bool, tasks: bool) -> list[str]:
 @click.command()
 @click.option("--name", metavar="NAME", help="Name of this process in decisions and logs [the host's name].")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics, /healthz and /readyz.")
-@click.option(
-    "--metrics-host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve them on [127.0.0.1]."
-)
+@click.option("--metrics-host", metavar="ADDRESS", help="The address to serve them on [127.0.0.1].")
 @pass_installation
-def assign(installation: Installation, name: str | None, metrics_port: int | None, metrics_host: str) -> int:
+def assign(installation: Installation, name: str | None, metrics_port: int | None, metrics_host: str | None) -> int:
     """Run one assigner process: all configured assigners and upkeep."""
+    place = metrics_place(metrics_host, metrics_port)
     logs.to_stderr(installation.settings.log.level.upper(), installation.settings.log.format)
     name = name or socket.gethostname()
     with (
@@ -226,8 +225,8 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
         reloader = Reloader(
             installation.config, installation.sections, installation.environ, current=installation.settings
         )
-        if metrics_port is not None:
-            _serve_metrics(metrics_host, metrics_port)
+        if place is not None:
+            _serve_metrics(place)
         process = AssignerProcess(database, reloader, name=name, chance=random.SystemRandom())
         process.start()
         log.info("assigners run", name=name, using=installation.described)
@@ -241,12 +240,13 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
         return 130 if number is signal.SIGINT else 0
 
 
-def _serve_metrics(host: str, port: int) -> None:
+def _serve_metrics(place: tuple[str, int]) -> None:
     """Serve metrics at /metrics and /, and whether this process lives (/healthz) and its loops go on (/readyz)."""
+    host, port = place
     try:
         server, _ = start_http_server(port, addr=host)
-    except OSError as error:
-        raise BadInput("--metrics-port", f"cannot listen on {host}:{port}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise metrics_refusal(place, error) from None
     page = server.get_app()
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

@@ -18,6 +18,7 @@ from click.decorators import pass_meta_key
 from leasehold.errors import BadInput, LeaseholdError
 
 from schema import gc_tuning
+from schema.validation import metrics_place, metrics_refusal
 
 if TYPE_CHECKING:
     from bots.farm.execution.jobs import Submit, Why
@@ -95,22 +96,21 @@ class Parts:
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
 @click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics.")
-@click.option(
-    "--metrics-host", default="127.0.0.1", metavar="ADDRESS", help="The address to serve them on [127.0.0.1]."
-)
+@click.option("--metrics-host", metavar="ADDRESS", help="The address to serve them on [127.0.0.1].")
 @click.option("--anonymous-workers", is_flag=True, default=None, help="Take workers without a token.")
 @click.pass_context
 def farm(
-    context: click.Context, /, storage: Path | None, metrics_port: int | None, metrics_host: str, **given: Any
+    context: click.Context, /, storage: Path | None, metrics_port: int | None, metrics_host: str | None, **given: Any
 ) -> int | None:
     """Run one door for build clients: Bazel, recc and others. Options override the [farm] section."""
     if context.invoked_subcommand is not None:
         return None
+    metrics_at = metrics_place(metrics_host, metrics_port)
     installation: Installation = context.obj
     parts: Parts = context.meta[PARTS]
     own = parts.overridden(installation.settings.farm, {name: each for name, each in given.items() if each is not None})
     with ExitStack() as stack:
-        return _run_door(installation, parts, own, storage, (metrics_host, metrics_port), stack)
+        return _run_door(installation, parts, own, storage, metrics_at, stack)
 
 
 @farm.command(name="clients")
@@ -158,12 +158,12 @@ def _run_door(
     parts: Parts,
     own: "FarmSettings",
     storage: Path | None,
-    metrics_at: tuple[str, int | None],
+    metrics_at: tuple[str, int] | None,
     stack: ExitStack,
 ) -> int:
     """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`.
 
-    metrics_at: the address and port of the metrics; a port of None = they are not served.
+    metrics_at: the address and port of the metrics; None = they are not served.
     """
     from bots.farm.settings import timing_of_workers
     from bots.gateway.identity import verifier
@@ -201,12 +201,11 @@ def _run_door(
         signed=verifier(settings.identity),
         sync_service=parts.sync_service(database, timing_of_workers(settings.timing), stack),
     )
-    host, port = metrics_at
-    if port is not None:
+    if metrics_at is not None:
         try:
-            door.metrics.serve(host, port)
-        except OSError as error:
-            raise BadInput("--metrics-port", f"cannot listen on {host}:{port}: {error.strerror}") from None
+            door.metrics.serve(*metrics_at)
+        except (OSError, UnicodeError) as error:
+            raise metrics_refusal(metrics_at, error) from None
     gc_tuning.collect_as_usual()
     return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0
 

@@ -189,6 +189,12 @@ def test_a_wrong_file_or_variable_is_refused_by_every_command_that_reads_it(
     assert refused("config", "check") == said
 
 
+def test_an_address_of_metrics_without_a_port_is_refused(refused: Callable[..., str]) -> None:
+    for command in ("assign", "farm"):
+        said = refused(command, "--metrics-host", "0.0.0.0")
+        assert said == "--metrics-host: serves nothing without --metrics-port"
+
+
 def test_configuration_is_shown_without_passwords(console: Console) -> None:
     (console.directory / "leasehold.toml").write_text("[database]\nurl = 'postgresql://me:hunter2@host/x'\n")
     shown = json.loads(console.good("config", "show", "--json"))

@@ -94,6 +94,10 @@ def test_a_port_that_is_taken_is_bad_input(tmp_path: Path, database_url: str, ti
         assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port))
         assert assigner.popen.wait(MINUTE) == 2
         assert assigner.said() == f"error: --metrics-port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        for host, why in (("192.0.2.1", "Cannot assign requested address"), ("a..b", "is no name of a host")):
+            assigner = processes.start(f"at-{host}", "assign", "--metrics-port", str(port), "--metrics-host", host)
+            assert assigner.popen.wait(MINUTE) == 2
+            assert assigner.said() == f"error: --metrics-host: cannot listen on {host}:{port}: {why}\n"
         gateway = processes.start("gateway", "gateway", environment={"LEASEHOLD_GATEWAY_PORT": str(port)})
         assert gateway.popen.wait(MINUTE) == 2
         said = "Address already in use; another pool or gateway may run there: choose another port, 0 = any\n"
