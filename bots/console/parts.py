@@ -1,12 +1,14 @@
 """The parts of pages: elements, cells, tables, lists of facts, and fields beside buttons.
 
-Whatever comes from the gateway is put on a page as text, never as HTML, and only by `node`. A cell with a time shows
-how long ago that was; the page's script tells the exact time, in the reader's zone, to who points at it.
+Whatever comes from the gateway is put on a page as text, and only by `node`. The one text that is sent as HTML is that
+of `with_options`, which escapes all of it. A cell with a time shows how long ago that was; the page's script tells the
+exact time, in the reader's zone, to who points at it.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from nicegui import ui
@@ -34,27 +36,38 @@ UNBROKEN = frozenset({"pre", "option", "text", "title"})
 class Text(TextElement):
     """An element whose text never breaks between the dashes and the name of an option, as in `--queue-timeout`.
 
-    Each beginning of an option is an element of its own. A character that joins would be in what a person selects.
+    Each beginning of an option is an element of its own in the browser, but not here, where each costs the processor as
+    much as a whole cell: a compiler's command has dozens. A character that joins would be in what a person selects.
     """
 
     def __init__(self, *, tag: str, text: str) -> None:
-        self._words: TextElement | None = None
+        self._words: ui.element | None = None
         super().__init__(tag=tag, text=text)
 
     def _text_to_model_text(self, text: str) -> None:
-        if self._words is not None and not self._words.is_deleted:
-            self._words.delete()
-        self._words = None
+        words = None if self._words is None or self._words.is_deleted else self._words
         first, *others = [text] if self.tag in UNBROKEN else OPTION.split(text)
         super()._text_to_model_text("" if others else first)
         if others:
-            # One element around them all, because the cells of a narrow screen are grids.
-            with self:
-                self._words = TextElement(tag="span", text=first)
-            self._words.move(self, 0)
-            with self._words:
-                for place, each in enumerate(others):
-                    TextElement(tag="span", text=each).classes("" if place % 2 else "option")
+            if words is None:
+                # One element around them all, because the cells of a narrow screen are grids.
+                with self:
+                    words = ui.element("span")
+                if len(self.default_slot.children) > 1:
+                    words.move(self, 0)
+            words.props["innerHTML"] = with_options(text)
+        elif words is not None:
+            words.delete()
+            words = None
+        self._words = words
+
+
+def with_options(text: str) -> str:
+    """Return a text as HTML, with an element around each beginning of an option and everything else escaped."""
+    return "".join(
+        f'<span class="option">{escape(part)}</span>' if place % 2 else escape(part)
+        for place, part in enumerate(OPTION.split(text))
+    )
 
 
 def node(tag: str, text: object = "", kind: str = "", **props: Any) -> TextElement:

@@ -1,5 +1,6 @@
 """The console before many jobs and bots: every list opens, and an act on thousands of jobs can be stopped."""
 
+import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from nicegui import Client, ui
 
+from bots.console import parts
 from schema.accounting import accounts, quotas
 from schema.accounting.accounts import Account
 from schema.postgres.statements import Statement
@@ -104,3 +107,24 @@ def test_an_act_on_many_jobs_is_stopped_and_goes_on_and_changes_each_once(person
     assert sum(changed) == MANY
     events = "SELECT job_id, count(*) AS n FROM job_events WHERE to_state = 'parked' GROUP BY job_id"
     assert rows(large, f"SELECT count(*), max(n) FROM ({events}) e")[0] == (MANY, 1)
+
+
+def test_a_command_of_many_options_is_two_elements_and_stays_the_text_that_it_is() -> None:
+    told = "cc <script>alert(1)</script> &amp; --queue-timeout=1 -o 'a' -DNDEBUG \"x\" -c " + "-Wall " * 60
+    with Client(ui.page("/")) as page:
+        before = len(page.elements)
+        cell = parts.node("td", told)
+        with cell:
+            parts.node("small", "more")
+        assert len(page.elements) - before == 3
+        words, more = cell.default_slot.children
+        written = words.props["innerHTML"]
+        assert set(re.findall("<[^>]*>", written)) == {'<span class="option">', "</span>"}
+        assert html.unescape(re.sub("<[^>]*>", "", written)) == told
+        cell.text = "-n & more"
+        assert cell.default_slot.children == [words, more]
+        assert words.props["innerHTML"] == '<span class="option">-n</span> &amp; more'
+        cell.text = "plain"
+        assert cell.default_slot.children == [more]
+        cell.text = "again -n"
+        assert cell.default_slot.children[1] is more

@@ -28,7 +28,7 @@ BROKEN = """() => {
     if (text.parentElement.closest("pre, script, style, option") || !text.parentElement.checkVisibility()) continue;
     const options = /(?<![^\\s`'"(])--?[a-z](?=\\S{0,31}(?!\\S))/g, words = /[\\p{L}\\p{N}]{2,24}/gu;
     // A text that follows the beginning of an option goes on with its name.
-    const within = text.parentElement.previousElementSibling?.matches(".option");
+    const within = text.previousSibling?.matches?.(".option");
     const begun = [...text.data.matchAll(options)].filter((word) => !(within && word.index === 0));
     for (const word of [...begun, ...text.data.matchAll(words)]) {
       const range = document.createRange();
@@ -148,7 +148,7 @@ def test_an_address_without_a_page_shows_the_menu_and_what_to_do(watched: Person
 def test_the_name_of_an_option_breaks_at_no_width_after_its_dashes_and_is_selected_as_it_is(
     watched: Person, shown: Console
 ) -> None:
-    told = "LONG --queue-timeout gives up those, and `--label` and -n as well"
+    told = 'LONG --queue-timeout gives up, `--label`, -n <script>&lt;&amp; "<b>--it"'
     with shown.served.client(shown.ours) as http:
         (job,) = submitted(http, {"command": ["sh", "-c", f"echo {told}"], "label": "dashes"})
     watched.log_in(shown.ours, "/jobs?label=dashes")
