@@ -155,6 +155,21 @@ def test_a_list_of_cancelled_nodes_reads_each_node_above_them_once_or_twice(pool
     assert read["graph_edges"] <= 60 + 60 * 60, read
 
 
+def test_past_the_bound_of_one_answer_the_deepest_nodes_are_told_in_general(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = [{"node": number, "after": [number - 1] if number > 1 else []} for number in range(1, 9)]
+    made = graph(pool, *chain, on_failure="cancel")
+    cancel(pool, made.jobs[1])
+    pool.upkeep().run_once()
+    ids = {row.node_no: row.job_id for row in pool.rows("SELECT node_no, job_id FROM graph_nodes")}
+    monkeypatch.setattr(graphs, "MAX_CAUSES", 4)
+    asked = [{"row_id": ids[number], "reason": graphs.UPSTREAM} for number in (2, 3, 8)]
+    told = pool.database.run(lambda c: graphs.with_roots(c, asked))
+    why = f"cancelled: node 1 of its graph, job {made.jobs[1]}, was cancelled"
+    assert [row["reason"] for row in told] == [why, why, graphs.UPSTREAM]
+
+
 class NodeCause(NamedTuple):
     parent: int
     goes_on: bool
