@@ -160,9 +160,9 @@ def first_causes(causes: Mapping[int, Cause], ids: Iterable[int]) -> dict[int, C
 
 
 def with_roots(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of jobs, of which nodes that were cancelled because of others have the first of these as `reason`.
+    """Return these rows of jobs. The `reason` of a node that was cancelled because of others names the first of them.
 
-    Each has `row_id` and `reason`. Nothing is read unless there is such a node.
+    Each row has `row_id` and `reason`. Nothing is read unless there is such a node.
     """
     cancelled = [row["row_id"] for row in rows if row["reason"] == UPSTREAM]
     if not cancelled:

@@ -331,8 +331,8 @@ CROSS JOIN LATERAL (
     SELECT callback, outcome FROM graph_nodes n WHERE n.graph = s.graph ORDER BY n.node_no DESC LIMIT 1) k
 """
 GRAPH = Statement(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
-# The node that was the first to end in one of these ways. Only so many nodes of the least depth are looked at. A job
-# that was deleted ended before those that are kept. Of nodes that were cancelled together the one of the least depth is
+# The node of a graph that ended badly first. Only so many nodes of the least depth are looked at. A job that was
+# deleted ended before those that are kept. Of nodes that were cancelled together the one of the least depth is
 # the first. A callback that had nothing to do is left out.
 FIRST_FAILED = Statement(f"""
 SELECT n.node_no AS node, j.public_id AS job, n.outcome AS state, j.reason

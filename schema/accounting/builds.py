@@ -50,8 +50,10 @@ class Asked:
 
 
 def first(connection: Connection, *, within: float) -> Mapping[str, str]:
-    """Return the build of each instance that began first, as its invocation. Only builds that were seen within so many
-    seconds count."""
+    """Return the invocation of the build that began first, for each instance.
+
+    within: only builds that were seen in the last so many seconds count.
+    """
     return {row.instance: row.invocation for row in connection.execute(_FIRST, {"within": within})}
 
 

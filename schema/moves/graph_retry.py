@@ -105,9 +105,10 @@ class GraphEdge(NamedTuple):
 class RetryPlan:
     """What is tried again, and what cannot be.
 
-    nodes: the numbers that get new jobs. barred: a number → the failed node because of which it could not run; such a
-    node is not among `nodes`. started: numbers of children that have started and are not held up again. busy: a node
-    because of which nothing can be decided yet: it is being stopped, or is the callback and may run already.
+    nodes: the numbers that get new jobs.
+    barred: nodes that get none, because a node above them failed and is not tried again: number → the failed one's.
+    started: numbers of children that have started and are not held up again.
+    busy: a node because of which nothing can be decided yet: it is being stopped, or is a callback that may run.
     """
 
     nodes: frozenset[int]
@@ -160,7 +161,7 @@ def _barred(
 def _root(
     number: int, chosen: Collection[int], parents: Mapping[int, Sequence[GraphEdge]], nodes: Mapping[int, GraphNode]
 ) -> int:
-    """Return the node because of which this one was cancelled, however far above it; itself if it ran."""
+    """Return the node that failed first on the way up from this one, which is itself if it ran."""
     while nodes[number].outcome == "cancelled":
         above = [
             edge.parent

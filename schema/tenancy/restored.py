@@ -11,8 +11,7 @@ times 2^21. This suffices:
 - Fences are below 2^53 until the year 2156.
 
 No job is written: each grant takes `fences_from + first_fence()` if the job's own next fence is lower. A lease that
-lives in the dump keeps its fence, for it is still the grant of which its bot was told. Where nothing was restored
-fences only rise.
+was live in the dump keeps its fence: its bot was told of this grant. Where nothing was restored, fences only rise.
 """
 
 from dataclasses import asdict, dataclass

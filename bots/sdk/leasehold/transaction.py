@@ -51,9 +51,8 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
     ):
         if hasattr(connection, method):
             waits = {"get_bind": "connection", "pgconn": "commit"}.get(method, method)
-            if run_async is not None and (run is None or inspect.iscoroutinefunction(getattr(connection, waits))):
+            if run_async is not None and inspect.iscoroutinefunction(getattr(connection, waits)):
                 return _awaited(run_async, connection, documents, then)
-            assert run is not None, method
             rows: list[Any] = []
             for document in documents:
                 with _refusals(len(rows)):
