@@ -6,6 +6,7 @@ It does not import pydantic, which takes a third of the time of a command that o
 
 import errno
 import json
+import math
 import re
 import socket
 from collections import Counter
@@ -63,6 +64,10 @@ ACTION_KEY = "a:"
 
 #: Longest time-out of a job, and longest time until its earliest start, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
+#: A duration: one number of seconds, or numbers with their units, as `1h30m`.
+_DURATION = re.compile(r"\d*\.?\d+(e-\d+)?|(\d*\.?\d+\s*(min|[smhd])\s*)+", re.ASCII)
+_PART = re.compile(r"([\d.]+)\s*(min|[smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 #: A time with an offset, RFC 3339 without leap seconds.
 MOMENT = re.compile(
     r"[12]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?"
@@ -92,6 +97,17 @@ def check_text(field: str, value: str, limit: int) -> str:
     if size > limit:
         raise BadInput(field, f"is {size} bytes long, at most {limit} are allowed")
     return value
+
+
+def read_duration(field: str, text: str) -> float:
+    """Return the seconds of a duration such as `90m`, `1h30m`, `2 d`; a number alone is seconds. Raises BadInput."""
+    found = math.inf
+    if _DURATION.fullmatch(text):
+        parts = _PART.findall(text)
+        found = sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(text)
+    if not math.isfinite(found):
+        raise BadInput(field, f"'{escaped(text, 60)}' is not a duration, such as 90m, 1h30m or 45 (seconds)")
+    return found
 
 
 def check_metadata_key(field: str, key: str) -> str:

@@ -281,16 +281,18 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _OF_A_PAST = (
-    click.option("--since", metavar="TIME", callback=_duration, help="Take so much of the past. By default 24h."),
+    click.option("--since", metavar="DURATION", callback=_duration, help="Take so much of the past. By default 24h."),
     click.option(
         "--trace", type=_FILE, help="Take a recorded load: SWF, Google 2019, Alibaba 2018 or openb, also .gz."
     ),
-    click.option("--span", metavar="TIME", callback=_duration, help="Only so much of the trace, from its first job."),
+    click.option(
+        "--span", metavar="DURATION", callback=_duration, help="Only so much of the trace, from its first job."
+    ),
     click.option("--generate", type=_FILE, help="Take the load that this file describes."),
     click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it."),
     click.option(
         "--step",
-        metavar="TIME",
+        metavar="DURATION",
         callback=_duration,
         help="What happens within it is done together. By default at most 5 s.",
     ),
@@ -307,7 +309,10 @@ def _of_a_past(command: Callable[..., Any]) -> Callable[..., Any]:
 @cli.command(name="simulate")
 @_of_a_past
 @click.option(
-    "--from-now", metavar="TIME", callback=_duration, help="Go on with what waits and runs now, and arrivals as lately."
+    "--from-now",
+    metavar="DURATION",
+    callback=_duration,
+    help="Go on with what waits and runs now, and arrivals as lately.",
 )
 @click.option(
     "--policy",

@@ -67,7 +67,7 @@ def _drain_instance(calling: Calling) -> click.Command:
     @click.option(
         "--deadline",
         callback=duration,
-        metavar="TIME",
+        metavar="DURATION",
         help="Stop running jobs after this time: seconds, or 15m, 2h [never].",
     )
     @click.option("--wait", is_flag=True, help="Wait until it runs no job; Ctrl-C ends only the wait.")

@@ -288,7 +288,7 @@ def token_group() -> None:
     help="Label that the bot may declare; * any [a limited bot: none].",
 )
 @click.option("--pool", metavar="NAME", help="The only pool the bot may serve [a limited bot: none].")
-@click.option("--expires-in", callback=duration, metavar="TIME", help="Lifetime: seconds, or 12h, 30d [never].")
+@click.option("--expires-in", callback=duration, metavar="DURATION", help="Lifetime: seconds, or 12h, 30d [never].")
 @click.option("--note", metavar="TEXT", help="Who holds it, or what it is for; the list shows it.")
 @as_json
 @pass_installation

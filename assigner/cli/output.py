@@ -9,28 +9,17 @@ from leasehold.errors import BadInput
 from leasehold.wire import escaped
 from pydantic_core import to_jsonable_python
 
-from schema.validation import MAX_REASON, check_text
+from schema.validation import MAX_REASON, check_text, read_duration
 
 if TYPE_CHECKING:
     from leasehold.client import Client
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-
-def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """Parse an option that is a duration. Returns seconds."""
-    return None if value is None else seconds(value)
-
-
-def seconds(value: str) -> float:
-    """Parse a duration such as 90, 15m, 12h or 30d. Returns seconds; raises BadParameter."""
-    number, unit = (value[:-1], _UNITS[value[-1]]) if value[-1:] in _UNITS else (value, 1.0)
-    try:
-        return float(number) * unit
-    except ValueError:
-        raise click.BadParameter(f"'{escaped(value, 40)}' is not a duration such as 90, 15m, 12h or 30d") from None
+def duration(_context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Read an option that is a duration. Returns seconds; raises BadInput."""
+    return None if value is None else read_duration(option.opts[-1], value)
 
 
 def is_version(value: str) -> bool:

@@ -15,10 +15,11 @@ from leasehold.wire import MAX_LIST, escaped
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from assigner.cli.output import Caller, Calling, Record, print_json, reason_option, seconds
+from assigner.cli.output import Caller, Calling, Record, print_json, reason_option
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
 from schema.fields import plain
 from schema.readable import FIGURES, Column, Group, plural, table, tell
+from schema.validation import read_duration
 
 if TYPE_CHECKING:
     from leasehold.client import Client
@@ -308,8 +309,8 @@ class _Field:
         self.is_list = get_origin(kinds[0]) in (list, tuple)
         extra = info.json_schema_extra
         unit = extra.get("unit") if isinstance(extra, dict) else None
-        self.is_time = unit == SECONDS
-        self.shape = "TIME" if self.is_time else _metavar(kinds[0])
+        self.is_duration = unit == SECONDS
+        self.shape = "DURATION" if self.is_duration else _metavar(kinds[0])
         self.metavar = name.upper() if self.is_argument else self.shape
         self.asked = f"{name.upper()}" if self.is_argument else self.option
 
@@ -339,7 +340,7 @@ class _Field:
             return list(given)
         if self.nullable and given == NONE:
             return None
-        return seconds(given) if self.is_time else given
+        return read_duration(self.asked, given) if self.is_duration else given
 
     def _map(self, given: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -12,7 +12,6 @@ from leasehold.wire import escaped
 
 from schema import clock, validation
 
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 #: A zone given by its rules, as CET-1CEST.
 _RULE = re.compile(r"(<[^>]{3,}>|[A-Za-z]{3,})[+-]?\d")
 #: Where an hour of one digit begins after a date.
@@ -23,7 +22,6 @@ _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 #: How times are given; what is told with an option and with a refusal.
 EXAMPLES = "10:00, 'tomorrow 10:00', 'monday 09:30' or '2026-12-01 10:00'"
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])\s*")
 
 
 class Duration(click.FloatRange):
@@ -41,17 +39,8 @@ class Duration(click.FloatRange):
 
 
 def seconds(text: str, *, option: str) -> float:
-    """Return the seconds of a duration such as `90m`, `1h30m`, `2 d`; a number alone is seconds.
-
-    Raises BadInput, also for more than a year.
-    """
-    if re.fullmatch(r"\d*\.?\d+(e-\d+)?", text):
-        found = float(text)
-    else:
-        parts = _PART.findall(text)
-        if not parts or _PART.sub("", text):
-            raise BadInput(option, f"'{escaped(text, 60)}' is not a duration, such as 90m, 1h30m or 45 (seconds)")
-        found = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    """Return the seconds of a duration. Raises BadInput, also for more than a year."""
+    found = validation.read_duration(option, text)
     if found > validation.MAX_TIMEOUT:
         raise BadInput(option, f"'{escaped(text, 60)}' is more than a year")
     return found

@@ -107,6 +107,7 @@ WRONG = [
     ("token create king", "KIND: 'king' is not one of 'submitter', 'bot', 'operator'"),
     ("token create", "KIND: is missing"),
     ("token create bot --expires-in soon", "--expires-in: 'soon' is not a duration"),
+    ("token create bot --expires-in nan", "--expires-in: 'nan' is not a duration"),
     ("token create bot --property os", "--property: 'os' is not KEY=VALUE"),
     ("bot --capacity 0", "--capacity: must be greater than or equal to 1"),
     ("bot --concurrency 2", "--concurrency: means nothing without --app"),

@@ -33,7 +33,7 @@ def add(group: click.Group, calling: Calling) -> None:
         default=f"{EVERY / 60:.0f}m",
         callback=duration,
         show_default=True,
-        metavar="TIME",
+        metavar="DURATION",
         help="For each step.",
     )
     @click.option(

@@ -24,7 +24,9 @@ def add_shadow(group: click.Group, calling: Calling) -> None:
     @group.command("shadow")
     @click.argument("version", metavar="[VERSION]", required=False, callback=version_number)
     @click.option("--share", metavar="PERCENT", callback=_share, help="Of the cycles, such as 0.5%. By default 1%.")
-    @click.option("--for", "time", metavar="TIME", callback=duration, help="It ends by itself then. By default 24h.")
+    @click.option(
+        "--for", "time", metavar="DURATION", callback=duration, help="It ends by itself then. By default 24h."
+    )
     @click.option("--stop", is_flag=True, help="End the shadow; what it has counted stays.")
     @reason_option
     @calling
