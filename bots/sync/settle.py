@@ -35,10 +35,11 @@ from schema.accounting.units import ReturnedUnits
 from schema.checkpoints import Checkpoint, store_checkpoints, store_progress
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
-from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
+from schema.moves.acknowledge import acknowledge, deliver
 from schema.moves.end import EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
 from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
+from schema.moves.submissions import lock_jobs
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -234,7 +235,7 @@ class SyncService:
         if bool(starts) + bool(endings) + leaving > 1:
             moved = [start.job_id for start in starts] + [ending.job_id for ending, _ in endings]
             given_back = [lease.job_id for sync_call in spoken if sync_call.leaves for lease in sync_call.held]
-            lock_for_moves(connection, [*moved, *given_back])
+            lock_jobs(connection, [*moved, *given_back])
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
         store_checkpoints(connection, checkpoints)

@@ -47,20 +47,6 @@ FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
 RETURNING j.id
 """)
 
-LOCK_FOR_MOVES = Statement("""
-SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE
-""")
-
-
-def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
-    """Lock jobs that the transaction is about to move by more than one move.
-
-    Each move locks its own jobs in order. Two moves one after the other would not keep the order: a cancellation of a
-    job of the first move and of a lower one of the second would lock them the other way round.
-    """
-    connection.execute_later(LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
-
-
 DELIVER = Statement(f"""
 UPDATE leases l SET delivered_at = clock_timestamp()
 FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)

@@ -7,7 +7,7 @@ A job that several submissions share goes on while one of them still wants it: c
 submission only. Asking a bot to stop changes the lease, not the job.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leasehold.states import JobState
@@ -50,7 +50,7 @@ WITH named AS MATERIALIZED (
           WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND cancelled_at IS NULL
           UNION ALL SELECT id, public_id FROM found WHERE abandoned_at IS NULL) o
     LEFT JOIN named n ON n.id = o.public_id
-    WHERE n.id IS NULL AND NOT CAST(:whole AS boolean)
+    WHERE n.id IS NULL AND NOT CAST(:all_submissions AS boolean)
 ), judged AS MATERIALIZED (
     SELECT f.*, w.job_id IS NOT NULL AS shared FROM found f LEFT JOIN wanted w ON w.job_id = f.id
     WHERE f.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')
@@ -77,7 +77,7 @@ WITH named AS MATERIALIZED (
 ), noted AS (
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'cancel', from_state, state, fence, :actor,
-        CASE WHEN CAST(:whole AS boolean) THEN jsonb_build_object('all_submissions', true) END FROM moved
+        CASE WHEN CAST(:all_submissions AS boolean) THEN jsonb_build_object('all_submissions', true) END FROM moved
     UNION ALL
     SELECT job_id, 'withdraw', state, state, fence, :actor, jsonb_build_object('submission', id) FROM leaving
 ), told AS (
@@ -128,13 +128,19 @@ def cancel(
 ) -> list[Cancelled]:
     """Cancel submissions, and each job that nobody wants any more: a waiting one at once, a held one by asking its bot.
 
-    A finished job keeps its result. `whole` cancels the jobs whoever else may want them. Only jobs of `instances` are
-    seen, None means all. `sync` is the bots' sync period in seconds. Answers are in the order of `public_ids`, which
-    must be UUIDs.
+    A finished job keeps its result. `all_submissions` cancels the jobs whoever else may want them. Only jobs of
+    `instances` are seen, None means all. `sync` is the bots' sync period in seconds. Answers are in the order of
+    `public_ids`, which must be UUIDs.
     """
     where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
     job_ids = [row.id for row in connection.execute(LOCK_SUBMITTED, where)]
-    values = {"ids": list(public_ids), "job_ids": job_ids, "sync": sync, "actor": actor, "whole": all_submissions}
+    values = {
+        "ids": list(public_ids),
+        "job_ids": job_ids,
+        "sync": sync,
+        "actor": actor,
+        "all_submissions": all_submissions,
+    }
     rows = connection.execute(CANCEL, values).all()
     ended = {row.ended: JobState.CANCELLED.value for row in rows if row.ended is not None}
     if ended and rows[0].graphs:
@@ -168,41 +174,3 @@ def ask_stop(
         },
     ).one()
     return int(row[0])
-
-
-# From the ids that callers know to jobs, and the lock that comes before every act of theirs.
-
-
-@dataclass(frozen=True)
-class Submission:
-    """What a public id stands for. Who withdrew a submission has nothing to say about its job any more."""
-
-    job_id: int
-    withdrawn: bool
-
-
-FIND_SUBMISSIONS = Statement(f"""
-SELECT s.id, s.job_id, s.withdrawn_at IS NOT NULL AS withdrawn
-FROM ({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id
-WHERE CAST(:instances AS text[]) IS NULL
-    OR j.instance IN (SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[])))
-""")
-LOCK_JOBS = Statement("SELECT id FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
-
-
-def find_submissions(
-    connection: Connection, public_ids: Sequence[str], *, instances: Sequence[str] | None
-) -> dict[str, Submission]:
-    """The submissions with these ids, which must be UUIDs. Only jobs of `instances` are seen, None means all."""
-    where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
-    return {str(row.id): Submission(row.job_id, row.withdrawn) for row in connection.execute(FIND_SUBMISSIONS, where)}
-
-
-def wanted_job_ids(found: Iterable[Submission]) -> list[int]:
-    """The jobs of those submissions that were not withdrawn, each once."""
-    return sorted({submission.job_id for submission in found if not submission.withdrawn})
-
-
-def lock_jobs(connection: Connection, ids: Collection[int]) -> None:
-    """Lock jobs in the one order of all moves, so that the next statement shows what they became while we waited."""
-    connection.execute(LOCK_JOBS, {"ids": sorted(ids)})

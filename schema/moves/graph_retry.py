@@ -16,7 +16,8 @@ from leasehold.errors import Conflict, NotFound
 
 from schema.graphs import ENDED_BADLY
 from schema.moves.graphs import LOCK, LONGER, LONGER_TIMEOUT
-from schema.moves.submit_again import LOCK_AGAINST_RETENTION, Successor, check_ceiling, submit_again
+from schema.moves.submit import Submitted
+from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 
@@ -324,7 +325,7 @@ def _replace(
             raise Conflict("job_deleted", f"nodes: the job of node {row.node_no} is kept no longer")
     check_ceiling({str(row.public_id): row.priority for row in chosen}, ceiling)
     connection.execute(LOCK_AGAINST_RETENTION, {"ids": sorted(row.job_id for row in chosen)})
-    made: dict[str, Successor] = {}
+    made: dict[str, Submitted] = {}
     for part in _slices(chosen, SLICE):
         made |= submit_again(connection, {str(row.public_id): row.job_id for row in part}, key=key, actor=actor)
     old = [row.job_id for row in chosen]

@@ -1,12 +1,11 @@
 """nothing -> queued: a new job like one that is over, which stays what it is."""
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from leasehold.errors import Conflict, Forbidden
 from leasehold.wire import escaped
 
-from schema.moves.submit import submitted_rows
+from schema.moves.submit import Submitted, submitted_rows
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 
@@ -87,17 +86,9 @@ def copies(connection: Connection, names: Collection[str], *, key: str | None) -
     return {str(row.name): str(row.public_id) for row in rows}
 
 
-class Successor(NamedTuple):
-    """The job that was made like another one; `created` is false if an earlier call with the same key made it."""
-
-    job_id: int
-    public_id: str
-    created: bool
-
-
 def submit_again(
     connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
-) -> dict[str, Successor]:
+) -> dict[str, Submitted]:
     """Submit a job like each of these, given by public id and id. Returns the new ones by the public ids of the old.
 
     The same key (at most 150 bytes) makes no second job like the same one. Raises QueueFull, and Conflict `key_reused`
@@ -107,7 +98,7 @@ def submit_again(
     rows = submitted_rows(connection, SUBMIT_AGAIN, values)
     if not all(row.same for row in rows):
         raise Conflict("key_reused", f"key: what it makes of '{escaped(key or '', 80)}' was used for another job")
-    return {str(row.name): Successor(row.job_id, str(row.public_id), row.created) for row in rows}
+    return {str(row.name): Submitted(row.job_id, str(row.public_id), row.created) for row in rows}
 
 
 def check_ceiling(priorities: Mapping[str, int], ceiling: int | None) -> None:

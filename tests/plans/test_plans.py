@@ -20,12 +20,13 @@ from schema.fleet.candidates import MAX_BOTS_READ, CandidateRequest
 from schema.moves import end as end_moves
 from schema.moves import grant as grant_moves
 from schema.moves import retention, sessions
-from schema.moves.acknowledge import LOCK_FOR_MOVES, Start, acknowledge
+from schema.moves.acknowledge import Start, acknowledge
 from schema.moves.cancel import ask_stop, cancel
 from schema.moves.end import AttemptEnd, Verdict
 from schema.moves.grant import Placement
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, renew
+from schema.moves.submissions import LOCK_JOBS
 from schema.moves.waiting.backoff import promote, rest_queues, wake_queues_for_bots
 from schema.moves.waiting.timeouts import stop_drained, time_out
 from schema.picking import for_bot, ready
@@ -125,9 +126,7 @@ ACTS: dict[str, Act] = {
     "requirement sets": lambda known, c: kinds.platform_clauses(c, known.platforms.values()),
     "grant": lambda known, c: known.grant(c),
     "acknowledge": lambda known, c: acknowledge(c, [Start(*each, "test") for each in known.held], sync=1),
-    "lock for moves": lambda known, c: c.execute(
-        LOCK_FOR_MOVES, {"job_ids": [job for job, *_ in known.held], "public_ids": known.public}
-    ),
+    "lock jobs": lambda known, c: c.execute(LOCK_JOBS, {"ids": [job for job, *_ in known.held]}),
     "finish": lambda known, c: known.end(c, Verdict.SUCCEEDED),
     "lose": lambda known, c: known.end(c, Verdict.LOST),
     "finish with results": lambda known, c: known.end(c, Verdict.SUCCEEDED, result="1"),

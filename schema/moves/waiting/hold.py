@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from leasehold.states import FINAL, JobState
 
-from schema.moves import cancel
-from schema.moves.cancel import Submission
+from schema.moves import submissions
 from schema.moves.graph_retry import retry_nodes
+from schema.moves.submissions import Submission
 from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, copies, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -85,9 +85,9 @@ def park(
     Only jobs of `instances` are seen, None means all. Who withdrew from a shared job cannot hold it for the others.
     Answers are in the order of `public_ids`, which must be UUIDs.
     """
-    known = cancel.find_submissions(connection, public_ids, instances=instances)
-    ids = cancel.wanted_job_ids(known.values())
-    cancel.lock_jobs(connection, ids)
+    known = submissions.find_submissions(connection, public_ids, instances=instances)
+    ids = submissions.wanted_job_ids(known.values())
+    submissions.lock_jobs(connection, ids)
     rows = connection.execute(PARK, {"ids": ids, "reason": reason, "actor": actor})
     found = {row.id: (row.state, row.changed) for row in rows}
     return [_hold_result(public_id, known.get(public_id), found) for public_id in public_ids]
@@ -102,8 +102,8 @@ def unpark(
     actor: str,
 ) -> list[HoldResult]:
     """Put held jobs back where they were in the queue: they keep their `queued_at`. As `park` otherwise."""
-    known = cancel.find_submissions(connection, public_ids, instances=instances)
-    found = release_held(connection, cancel.wanted_job_ids(known.values()), reason=reason, actor=actor)
+    known = submissions.find_submissions(connection, public_ids, instances=instances)
+    found = release_held(connection, submissions.wanted_job_ids(known.values()), reason=reason, actor=actor)
     return [_hold_result(public_id, known.get(public_id), found) for public_id in public_ids]
 
 
@@ -111,7 +111,7 @@ def release_held(
     connection: Connection, ids: Sequence[int], *, reason: str | None, actor: str
 ) -> dict[int, tuple[str, bool]]:
     """Release those of the jobs that are held; returns for each its state afterwards and whether it was released."""
-    cancel.lock_jobs(connection, ids)
+    submissions.lock_jobs(connection, ids)
     rows = connection.execute(UNPARK, {"ids": list(ids), "reason": reason, "actor": actor})
     return {row.id: (row.state, row.changed) for row in rows}
 
@@ -326,7 +326,7 @@ def requeue(
     `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed
     then.
     """
-    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    known = submissions.find_submissions(connection, public_ids, instances=instances)
     ids = sorted({submission.job_id for submission in known.values()})
     kept = {row.id: row for row in connection.execute(LOCK_AGAINST_RETENTION, {"ids": ids})}
     states = {
@@ -346,7 +346,7 @@ def requeue(
         made = submit_again(connection, others, key=key, actor=actor)
         again |= {name: (each.public_id, each.created) for name, each in made.items()}
     again |= {name: (copy, False) for name, copy in before.items()}
-    waiting = cancel.wanted_job_ids(known[name] for name in states if name not in again)
+    waiting = submissions.wanted_job_ids(known[name] for name in states if name not in again)
     held = release_held(connection, waiting, reason=reason, actor=actor)
 
     answers = dict.fromkeys(public_ids, (None, None, False)) | {

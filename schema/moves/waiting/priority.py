@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from leasehold.states import JobState
 
-from schema.moves import cancel
-from schema.moves.cancel import Submission
+from schema.moves import submissions
+from schema.moves.submissions import Submission
 from schema.policy import versions
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import WANTED_SUBMISSIONS
@@ -118,9 +118,9 @@ def set_priority(
     Only jobs of `instances` are seen, None means all; of those, jobs that several submissions share are left unless
     `shared`. Answers are in the order of `public_ids`, which must be UUIDs.
     """
-    known = cancel.find_submissions(connection, public_ids, instances=instances)
+    known = submissions.find_submissions(connection, public_ids, instances=instances)
     found = _change(
-        connection, cancel.wanted_job_ids(known.values()), priority, shared=shared, reason=reason, actor=actor
+        connection, submissions.wanted_job_ids(known.values()), priority, shared=shared, reason=reason, actor=actor
     )
     return [_prioritised(public_id, known.get(public_id), found) for public_id in public_ids]
 
@@ -156,7 +156,7 @@ def set_priority_where(
 def _change(
     connection: Connection, ids: Sequence[int], priority: int, *, shared: bool, reason: str | None, actor: str
 ) -> dict[int, tuple[str, int, bool]]:
-    cancel.lock_jobs(connection, ids)
+    submissions.lock_jobs(connection, ids)
     values = {"ids": list(ids), "priority": priority, "shared": shared, "reason": reason, "actor": actor}
     return {row.id: (row.state, row.priority, row.changed) for row in connection.execute(CHANGE, values)}
 

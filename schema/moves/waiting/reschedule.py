@@ -6,7 +6,7 @@ from datetime import datetime
 
 from leasehold.states import JobState
 
-from schema.moves import cancel
+from schema.moves import submissions
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import WANTED_SUBMISSIONS
 from schema.postgres.statements import Statement
@@ -99,9 +99,9 @@ def reschedule(
     schedule_after: a time with an offset. Only jobs of `instances` are seen, None means all; of those, jobs that
     several submissions share are left unless `shared`. Answers are in the order of `public_ids`, which must be UUIDs.
     """
-    known = cancel.find_submissions(connection, public_ids, instances=instances)
-    ids = cancel.wanted_job_ids(known.values())
-    cancel.lock_jobs(connection, ids)
+    known = submissions.find_submissions(connection, public_ids, instances=instances)
+    ids = submissions.wanted_job_ids(known.values())
+    submissions.lock_jobs(connection, ids)
     wanted = {"schedule_after": schedule_after, "delay": delay, "reason": reason, "actor": actor}
     found = {row.id: row for row in connection.execute(CHANGE, {"ids": ids, "shared": shared, **wanted})}
     answers = []
