@@ -1,6 +1,6 @@
 """Reads of dependency graphs: active graphs, their counters, what a blocked job waits for, and why one was cancelled.
 
-A graph is active while it has jobs that are ready or running. Its running jobs are counted in the counter `graph:ID`.
+A graph is active while it has jobs that are ready or running. Its running jobs are in the counter `graph:ID:jobs`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import ready_queues
-
-COUNTER_PREFIX = "graph:"
 
 ACTIVE_GRAPHS = Statement(f"""
 WITH RECURSIVE {ready_queues("ready", constrained=True)}, waiting AS (

@@ -208,11 +208,6 @@ def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:
     return queue_admission(head.queue, state).charges.amounts(head.estimate)
 
 
-def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
-    """Return the first gate that is closed for the job, and why; None if all are open."""
-    return queue_admission(head.queue, state).closed(head, state)
-
-
 def closing_gate(queue: ConstrainedQueue, state: AdmissionState, asked: Sequence[Gate] | None = None) -> Gate | None:
     """Return the first gate that closes the queue as a whole: of those `asked`, or of all gates."""
     for gate in GATES if asked is None else asked:

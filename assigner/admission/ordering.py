@@ -332,6 +332,3 @@ KINDS: dict[str, Callable[[OrderingSettings], OrderingPolicy]] = {
     "score": _score_policy,
     "graph": _graph_policy,
 }
-
-#: The order of an empty configuration.
-BY_RANK = OrderingSettings()

@@ -309,7 +309,7 @@ def explain(
     )
 
 
-def why_it_waited(connection: Connection, public_id: str, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> str | None:
+def why_it_waited(connection: Connection, public_id: str) -> str | None:
     """Return what would keep a job waiting that has just ended without a start, as its tenant is told; None if nothing.
 
     public_id: that of any submission of the job. The caller has to check who may see it. Gates of constraints, such as
@@ -319,7 +319,7 @@ def why_it_waited(connection: Connection, public_id: str, *, cooldown: Cooldown 
     if row_id is None:
         return None
     found = evidence_reads.gather(
-        connection, evidence_reads.job(connection, row_id, cooldown=cooldown), everything=False
+        connection, evidence_reads.job(connection, row_id, cooldown=EVICTION_COOLDOWN), everything=False
     )
     judged = [one for one in explained_gates.judge_gates(found) if one.name not in _OF_THE_END]
     closed = explained_gates.by_cause(judged)

@@ -55,7 +55,7 @@ class QuotaSettings(BaseModel):
         return Cooldown(self.eviction_cooldown, literal=self.cooldown == "literal")
 
 
-LOWER_PRIORITY = "lower_priority_only"
+#: The rule of a cohort by which urgency protects no job. By the other one, `lower_priority_only`, it does.
 ANY = "any"
 
 

@@ -53,11 +53,11 @@ OUTCOMES = {
 }
 
 
-def print_plan(found: Record, *, every: bool = False) -> None:
+def print_plan(found: Record) -> None:
     """Print what would become of one request, and why its job would wait."""
     output.line("outcome  ", OUTCOMES[found["outcome"]].format(**found))
     if found["explanation"] is not None:
-        print_explanation(found["explanation"], every=every)
+        print_explanation(found["explanation"], every=False)
     if found["bot"] is not None:
         output.line("bot      ", found["bot"]["sentence"])
 

@@ -327,7 +327,7 @@ def test_what_a_cycle_has_read_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         state, of = admission_state(counters={"instance:default:jobs": counters.Counter(0.0, 10.0)}), queue()
-        assert judging.first_closed_gate(head(1, 0, of=of), state) is None
+        assert judging.queue_admission(of, state).closed(head(1, 0, of=of), state) is None
         alive = weakref.ref(state)
         del state
         assert alive() is None

@@ -370,13 +370,13 @@ def test_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     limited = queue(project="site", owner="ann")
     full = admission_state(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
     near = admission_state(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
-    closed = judging.first_closed_gate(head(1, 0, of=limited), full)
+    closed = judging.queue_admission(limited, full).closed(head(1, 0, of=limited), full)
     assert closed is not None
     assert closed[1] == "Project quota exceeded: 10 of 10 used, and this job is estimated at 1"
     assert judging.closing_gate(limited, full) is not None
-    assert judging.first_closed_gate(head(1, 0, of=limited), near) is None
+    assert judging.queue_admission(limited, near).closed(head(1, 0, of=limited), near) is None
     small = head(1, 0, of=limited)
     judging.queue_admission(limited, near).take(small)
-    again = judging.first_closed_gate(small, near)
+    again = judging.queue_admission(limited, near).closed(small, near)
     assert again is not None
     assert again[1].startswith("User quota exceeded: 10 of 10 used")
