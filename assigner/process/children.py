@@ -230,11 +230,11 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def follow_parent() -> None:
+def follow_parent(*, grace: float = ORPHAN_GRACE, hurry: float = HURRY) -> None:
     """Make this child of `Children` end when its parent is gone; in any other process do nothing.
 
-    The child sends itself SIGTERM at once, a second SIGTERM after `ORPHAN_GRACE` seconds, and SIGKILL `HURRY` seconds
-    later. Standard input becomes empty, so that processes which this one starts never hold the pipe.
+    The child sends itself SIGTERM at once, a second SIGTERM after `grace` seconds, and SIGKILL `hurry` seconds later.
+    Standard input becomes empty, so that processes which this one starts never hold the pipe.
     """
     if os.environ.pop(PARENT_VARIABLE, None) is None:
         return
@@ -246,7 +246,7 @@ def follow_parent() -> None:
     def watch() -> None:
         while os.read(pipe, 64):
             pass
-        for seconds in (ORPHAN_GRACE, HURRY):
+        for seconds in (grace, hurry):
             os.kill(os.getpid(), signal.SIGTERM)
             clock.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
