@@ -11,7 +11,7 @@ be tested with plain values, without a database:
 
     job = ReadyJob(1, "1", 1, cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, tried=False)
     bots = [FreeBot(7, "bot-7", priority=0, free_units=2, capacity=2)]
-    snapshot = Snapshot([job], grouped([job]), [bots], hits=frozenset())
+    snapshot = Snapshot([job], group_jobs([job]), [bots], hits=frozenset())
     (placement,) = Roomiest().choose(snapshot, Policy(), how={})
 """
 
@@ -64,41 +64,22 @@ class Weights(BaseModel):
 
 @dataclass(frozen=True)
 class Score:
-    """The weighted terms of one score; what is compared is their sum."""
+    """The weighted terms of one score; what is compared is their sum. success: None if success has no weight."""
 
     priority: float
     capacity: float
     locality: float
+    success: float | None = None
 
     @property
     def total(self) -> float:
         """The score; higher is better."""
-        return self.priority + self.capacity + self.locality
+        return self.priority + self.capacity + self.locality + (self.success or 0.0)
 
     def as_decision(self) -> dict[str, Any]:
         """The form in which a decision keeps it."""
-        return {
-            "total": self.total,
-            "priority": self.priority,
-            "capacity": self.capacity,
-            "locality": self.locality,
-        }
-
-
-@dataclass(frozen=True)
-class FourTerms(Score):
-    """The same where success has a weight."""
-
-    success: float
-
-    @property
-    def total(self) -> float:
-        """The score; higher is better."""
-        return super().total + self.success
-
-    def as_decision(self) -> dict[str, Any]:
-        """The form in which a decision keeps it."""
-        return {**super().as_decision(), "success": self.success}
+        terms = {"priority": self.priority, "capacity": self.capacity, "locality": self.locality}
+        return {"total": self.total} | terms | ({} if self.success is None else {"success": self.success})
 
 
 @dataclass(frozen=True)
@@ -126,21 +107,6 @@ class SuccessScore:
 def success_score(bot: FreeBot, *, free_units: int, rate: float, load_power: float = 1.0) -> SuccessScore:
     """What a bot is worth that has succeeded at this `rate` and still has these free units, of at least one."""
     return SuccessScore(rate, (bot.capacity - free_units) / bot.capacity, load_power)
-
-
-def score(bot: FreeBot, *, free_units: int, hit: bool, weights: Weights, term: CapacityTerm = "raw") -> Score:
-    """priority x w_priority + capacity x w_capacity + locality_hit x w_locality (BuildGrid's weighted score).
-
-    `free_units` is the bot's units still free, without what this batch has taken; the capacity term is that number, or
-    normalised, its share of all the bot's units. With the default weights a bot of priority 0 with 3 free units and no
-    hit scores 3; a priority that is better by 1 outweighs a locality hit, or up to nine more free units.
-    """
-    capacity = free_units if term == "raw" else free_units / bot.capacity
-    return Score(
-        priority=bot.priority * weights.priority,
-        capacity=capacity * weights.capacity,
-        locality=weights.locality if hit else 0.0,
-    )
 
 
 def outweighing_units(weights: Weights, term: CapacityTerm) -> int | None:
@@ -266,12 +232,24 @@ class Policy(BaseModel):
     weights: Weights = Field(default_factory=Weights)
 
     def score(self, bot: FreeBot, *, free_units: int, hit: bool, rate: float = UNKNOWN) -> Score:
-        """The weighted score of a bot that still has these free units and has succeeded at this `rate`."""
-        found = score(bot, free_units=free_units, hit=hit, weights=self.weights, term=self.capacity_term)
-        if not self.weights.success:
-            return found
-        value = success_score(bot, free_units=free_units, rate=rate, load_power=self.load_power).total
-        return FourTerms(found.priority, found.capacity, found.locality, value * self.weights.success)
+        """priority x w_priority + capacity x w_capacity + locality_hit x w_locality (BuildGrid's weighted score), and
+        the success score x w_success of a bot that has succeeded at this `rate`, if that has a weight.
+
+        `free_units` is the bot's units still free, without what this batch has taken; the capacity term is that number,
+        or normalised, its share of all the bot's units. With the default weights a bot of priority 0 with 3 free units
+        and no hit scores 3; a priority that is better by 1 outweighs a locality hit, or up to nine more free units.
+        """
+        weights, success = self.weights, None
+        capacity = free_units if self.capacity_term == "raw" else free_units / bot.capacity
+        if weights.success:
+            value = success_score(bot, free_units=free_units, rate=rate, load_power=self.load_power).total
+            success = value * weights.success
+        return Score(
+            priority=bot.priority * weights.priority,
+            capacity=capacity * weights.capacity,
+            locality=weights.locality if hit else 0.0,
+            success=success,
+        )
 
 
 #: Units by (cohort, instance).

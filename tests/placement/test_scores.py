@@ -15,7 +15,6 @@ from assigner.placement.strategy import (
     dominance,
     group_jobs,
     outweighing_units,
-    score,
     success_score,
 )
 from assigner.settings import PoolSettings
@@ -32,13 +31,13 @@ EXAMPLE_RATES: Rates = {(1, ""): 0.95, (2, ""): 0.85, (3, ""): 0.90}
     ("priority", "capacity", "hit", "expected"), [(0, 3, False, 3), (1, 3, True, -2), (1, 20, True, 15)]
 )
 def test_the_score_with_default_weights(priority: int, capacity: int, hit: bool, expected: float) -> None:
-    assert score(bot(1, priority=priority), free_units=capacity, hit=hit, weights=Weights()).total == expected
+    assert Policy().score(bot(1, priority=priority), free_units=capacity, hit=hit).total == expected
 
 
 @pytest.mark.parametrize("hit", [False, True])
 def test_the_score_is_one_sum_of_its_terms_and_nothing_else(hit: bool) -> None:
     weights = Weights(priority=-3.0, locality=7.0, capacity=0.5)
-    found = score(bot(1, 9, priority=2), free_units=4, hit=hit, weights=weights)
+    found = Policy(weights=weights).score(bot(1, 9, priority=2), free_units=4, hit=hit)
     assert found.as_decision() == {
         "total": (3.0 if hit else -4.0), "priority": -6.0, "capacity": 2.0, "locality": (7.0 if hit else 0.0),
     }  # fmt: skip
@@ -56,7 +55,7 @@ def test_success_is_one_more_term_with_a_weight_of_its_own(weight: float) -> Non
 
 def test_a_normalised_capacity_is_the_free_share_of_a_bots_units() -> None:
     found = [
-        score(each, free_units=each.free_units, hit=False, weights=Weights(), term="normalised").total
+        Policy(capacity_term="normalised").score(each, free_units=each.free_units, hit=False).total
         for each in (bot(1, 50, capacity=100), bot(2, 3, capacity=4))
     ]
     assert found == [0.5, 0.75]

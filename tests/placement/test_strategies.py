@@ -9,6 +9,7 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError
 
 from assigner.config import loading
+from assigner.placement import strategy
 from assigner.placement.decision_sample import (
     MAX_CANDIDATES,
     SAMPLE_SECONDS,
@@ -24,6 +25,8 @@ from assigner.placement.strategies.first import First
 from assigner.placement.strategies.locality import Locality
 from assigner.placement.strategy import Input, Policy, Snapshot, Strategy, group_jobs
 from assigner.settings import PoolSettings
+from schema.fleet.candidates import FreeBot
+from schema.picking.pick import ReadyJob
 from tests.support.pool import Pool, bot, job, placed, snapshot
 
 Package = Callable[[str, str], None]
@@ -73,6 +76,13 @@ def refused(tmp_path: Path, strategy: str) -> str:
         loaded(tmp_path, strategy)
     assert "\n" not in str(caught.value)
     return str(caught.value).removeprefix(f"{tmp_path}/leasehold.toml:")
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    lines = str(strategy.__doc__).split("It can\nbe tested with plain values, without a database:")[1].splitlines()
+    known = {"ReadyJob": ReadyJob, "FreeBot": FreeBot, "Roomiest": Capacity, **vars(strategy)}
+    exec("\n".join(line.strip() for line in lines), known)
+    assert (known["placement"].job_id, known["placement"].bot_id) == (1, 7)
 
 
 def test_a_strategy_of_somebody_else_is_used_by_its_name(pool: Pool, package: Package) -> None:
