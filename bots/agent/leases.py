@@ -1,6 +1,5 @@
 """The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,9 +7,10 @@ from typing import Any, NamedTuple
 
 import structlog
 from leasehold import wire
+from leasehold.transport import Record
 from pydantic_core import to_json
 
-from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext, StopReason, as_json
+from bots.agent.attempts.attempt import Assignment, AttemptRun, RunContext, StopReason
 from bots.agent.attempts.run import Run
 from bots.agent.inputs import InputReader, wanted
 from bots.agent.job_files import Unsent
@@ -188,18 +188,18 @@ class AgentLeases:
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
         return None if succeeded else run.checkpoint.unsent
 
-    def reports(self, *, brief: bool = False) -> tuple[list[bytes], int]:
-        """Build the reports on the leases for the next sync, each a LeaseReport as JSON without defaults.
+    def reports(self, *, brief: bool = False) -> tuple[list[Record], int]:
+        """Build the reports on the leases for the next sync, each a `LeaseReport` without defaults.
 
         Returns the reports, and how many leases they leave out: none, unless they are `brief` and some lease waits.
 
-        Not as models, because making and writing one for each lease that waits takes a bot of short tasks longer than
-        its bookkeeping. The outcome of a run is written when the run ends. An ended lease whose output, result and
-        checkpoint do not fit into this sync any more is reported as active.
+        Not as models, because making one for each lease that waits takes a bot of short tasks longer than its
+        bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is reported
+        as active.
         """
         self._told_times = 0
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
-        reports, unlisted = list[bytes](), 0
+        reports, unlisted = list[Record](), 0
         brief = brief and self._starting
         for key, held in self._held.items():
             state, unsent = held.state, 0
@@ -306,23 +306,23 @@ class AgentLeases:
         outcome = held.outcome
         size = 0 if held.checkpoint is None else len(to_json(held.checkpoint.text))
         if held.progress is not None and self.tells_progress:
-            size += len(as_json(held.progress))
+            size += len(held.progress.model_dump_json(exclude_defaults=True).encode())
         if outcome is not None and outcome.result is not None:
             size += len(to_json(outcome.result))
         return size
 
-    def _report(self, key: LeaseKey, held: HeldLease, state: str, *, with_output: bool) -> bytes:
-        report = b'{"job":%b,"fence":%d,"state":"%b"' % (to_json(key.job), key.fence, state.encode())
+    def _report(self, key: LeaseKey, held: HeldLease, state: str, *, with_output: bool) -> Record:
+        report: Record = {"job": key.job, "fence": key.fence, "state": state}
         if state == "completed":
             assert held.outcome is not None
-            report += b',"outcome":' + (as_json(held.outcome) if held.run is None else held.run.outcome_json)
+            report["outcome"] = held.outcome.model_dump(exclude_defaults=True)
         if with_output and held.run is not None:
             pending = held.run.output.pending()
             held.carried = pending.end
-            report += b',"output":' + to_json(pending.chunks)
+            report["output"] = pending.chunks
         if held.progress is not None and self.tells_progress:
-            report += b',"progress":' + as_json(held.progress)
-        return report + b"}" if held.checkpoint is None else b"%b,%b" % (report, to_json(held.checkpoint.fields)[1:])
+            report["progress"] = held.progress.model_dump(exclude_defaults=True)
+        return report if held.checkpoint is None else report | held.checkpoint.fields
 
     def _settled(self, key: LeaseKey, work: Work, *, accept: bool) -> Outcome | None:
         """Return how a new lease ends without a run; None if its command is to start."""
@@ -390,11 +390,6 @@ class AgentLeases:
             for key, held in ended
         )
         _log_each("lease ended", told, count=len(ended))
-
-
-def without_progress(report: bytes) -> bytes:
-    """Return a report without the progress that a command has told last."""
-    return to_json({name: value for name, value in json.loads(report).items() if name != "progress"})
 
 
 def _log_each(event: str, leases: Iterable[Mapping[str, Any]], *, count: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, assert_never
@@ -18,7 +18,7 @@ from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.inputs import InputReader
 from bots.agent.launcher import Launcher
-from bots.agent.leases import NO_NEW_WORK, AgentLeases, without_progress
+from bots.agent.leases import NO_NEW_WORK, AgentLeases
 from bots.agent.task_launcher import TaskLauncher
 from bots.protocol import MAX_LEASES, OutputReport, Session, Sync, SyncAnswer
 from schema import clock
@@ -221,12 +221,12 @@ class AgentSession:
         idle = self._leases.empty and not self._draining
         held = LONG_POLL if idle and not self._in_doubt else 0.0
         self._last_status = "draining" if self._draining or self._drained else "ok"
-        sync, reports = self._message(self._last_status, wait=held)
+        sync = self._message(self._last_status, wait=held)
         sent_at = clock.monotonic()
         if held:
             self._heartbeat.rest()
         try:
-            answer = self._post(sync, reports, check=lambda: self._check(cut_short=held > 0))
+            answer = self._post(sync, check=lambda: self._check(cut_short=held > 0))
         except _CutShort:
             return sent_at
         except Unanswered:
@@ -298,9 +298,9 @@ class AgentSession:
         if cut_short and self._draining:
             raise _CutShort
 
-    def _post(self, sync: Record, reports: Sequence[bytes], *, check: Callable[[], None]) -> SyncAnswer:
+    def _post(self, sync: Record, *, check: Callable[[], None]) -> SyncAnswer:
         try:
-            return SyncAnswer.model_validate(self._told(sync, reports, check))
+            return SyncAnswer.model_validate(self._told(sync, check))
         except ValidationError:
             raise SessionOver(SessionEnd.REFUSED, "the gateway's answer to a sync cannot be understood") from None
         except Conflict as conflict:
@@ -311,27 +311,26 @@ class AgentSession:
         except LeaseholdError as refused:
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
-    def _told(self, sync: Record, reports: Sequence[bytes], check: Callable[[], None]) -> Record:
-        """Call with these reports; once more without the last progress if the gateway is older than that."""
+    def _told(self, sync: Record, check: Callable[[], None]) -> Record:
+        """Make the call; once more without the last progress if the gateway is older than that."""
         held = sync.get("wait", 0.0)
 
-        def call(reports: Sequence[bytes]) -> Record:
-            body = to_json(sync)
-            if reports:
-                body = b'%b,"leases":[%b]}' % (body[:-1], b",".join(reports))
-            return self._caller.call("/v1/sync", body, check=check, held=held, meanwhile=self._leases.begin)
+        def call(sync: Record) -> Record:
+            return self._caller.call("/v1/sync", to_json(sync), check=check, held=held, meanwhile=self._leases.begin)
 
         try:
-            return call(reports)
+            return call(sync)
         except BadInput as refused:
             if not refused.field.endswith(".progress"):
                 raise
         _log.info("the gateway is too old to be told the last progress with the end", bot=self._session.bot)
         self._leases.tells_progress = False
-        return call([without_progress(report) for report in reports])
+        for report in sync["leases"]:
+            report.pop("progress", None)
+        return call(sync)
 
-    def _message(self, status: str, *, wait: float = 0.0) -> tuple[Record, list[bytes]]:
-        """Return the message `Sync` as JSON without defaults, but for its reports, which are written already."""
+    def _message(self, status: str, *, wait: float = 0.0) -> Record:
+        """Return the message `Sync` without defaults."""
         fields: dict[str, Any] = {
             "bot": self._session.bot,
             "epoch": self._session.epoch,
@@ -343,11 +342,13 @@ class AgentSession:
         }
         body = Sync.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
         reports, unlisted = self._leases.reports(brief=self._is_brief and not self._in_doubt)
+        if reports:
+            body["leases"] = reports
         if unlisted:
             body["unlisted"] = unlisted
         if self._ahead:
             body["ahead"] = True
-        return body, reports
+        return body
 
     @property
     def _is_brief(self) -> bool:
@@ -413,7 +414,7 @@ class AgentSession:
         """
         try:
             self._seq += 1
-            self._post(*self._message("gone"), check=self._check_patience)
+            self._post(self._message("gone"), check=self._check_patience)
         except SessionOver as over:
             return over.end
         return SessionEnd.LOST
@@ -433,7 +434,7 @@ class AgentSession:
         self._seq += 1
         self._give_up_at = clock.monotonic() + FAREWELL
         try:
-            answer = self._post(*self._message("gone" if silent else "draining"), check=self._check_patience)
+            answer = self._post(self._message("gone" if silent else "draining"), check=self._check_patience)
         except SessionOver as over:
             _log.warning("the session could not be closed", bot=bot, epoch=epoch, reason=str(over))
             return

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from bots.agent.attempts.attempt import RunContext, StopReason, as_json
+from bots.agent.attempts.attempt import RunContext, StopReason
 from bots.agent.attempts.output import CHUNK_BYTES
 from bots.agent.leases import PROGRESS_BYTES, SYNC_JSON_BYTES, AgentLeases
 from bots.protocol import Work
@@ -200,7 +200,9 @@ def test_progress_that_comes_with_an_end_counts_toward_the_size_of_a_report(
     with serving(pool, tmp_path / "bot", capacity=len(jobs)):
         keys = [pool.grant("sh", "-c", command, job=job) for job in jobs]
         pool.until(lambda: set(keys) <= set(pool.outcomes))
-    carried = [[as_json(each.progress) for each in sync.leases if each.progress is not None] for sync in pool.syncs]
+    carried = [
+        [each.progress.model_dump_json() for each in sync.leases if each.progress is not None] for sync in pool.syncs
+    ]
     assert all(sum(map(len, each)) <= most for each in carried)
     told_of = {each.job for sync in pool.syncs for each in sync.leases if each.progress is not None}
     assert told_of == set(jobs), "each comes with the end of its attempt"

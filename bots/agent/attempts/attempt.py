@@ -28,7 +28,7 @@ from bots.agent.job_files import (
 )
 from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace
-from bots.protocol import Message, Outcome
+from bots.protocol import Outcome
 from schema import clock
 from schema.fields import first_refusal
 from schema.requests import Payload
@@ -47,11 +47,6 @@ _OF_THE_POOL = frozenset(
         "LEASEHOLD_GRAPH_CANCELLED",
     }
 )
-
-
-def as_json(message: Message) -> bytes:
-    """Return a message of a bot as JSON without defaults."""
-    return message.model_dump_json(exclude_defaults=True).encode()
 
 
 class StopReason(Enum):
@@ -116,8 +111,6 @@ class AttemptRun(ABC):
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
-        #: The same as JSON, set before it. It is written when the attempt ends, so that the next report has less to do.
-        self.outcome_json = b""
         self._place, self._notify = place, notify
         self._lock = threading.Lock()
         self._stop: StopReason | None = None
@@ -169,8 +162,6 @@ class AttemptRun(ABC):
                 )
             except (TypeError, ValueError, ArithmeticError) as error:  # nobody has checked the payload of this job
                 _log.warning("a retry policy is no use", job=self.assignment.job, error=type(error).__name__)
-            # Before the outcome, by which the syncing thread sees that the attempt has ended.
-            self.outcome_json = as_json(outcome)
         with self._lock:
             self.outcome = None if self._stop is StopReason.LOST else outcome
         self.over.set()
