@@ -94,9 +94,9 @@ class HangUp:
 class LongPoll:
     """One long poll, for the duration of its `async with` block. `gone` is True once the client has hung up."""
 
-    def __init__(self, topic: "PollTopic", hang_up: HangUp | None) -> None:
+    def __init__(self, topic: "PollTopic", hang_up: HangUp | None, *, since: int | None = None) -> None:
         self._topic, self._hang_up = topic, hang_up
-        self._since = topic.moment
+        self._since = topic.moment if since is None else since
         self._noticed: set[str] = set()
         #: True if the next wait returns at once. `_waiting`: what a wait that is under way waits for.
         self._is_over = False
@@ -186,12 +186,13 @@ class PollTopic:
     def stopping(self) -> bool:
         return self._owner.stopping
 
-    def watch(self, hang_up: HangUp | None) -> LongPoll:
+    def watch(self, hang_up: HangUp | None, *, since: int | None = None) -> LongPoll:
         """Begin a long poll. Enter it before reading the state, so that no change is missed.
 
-        hang_up: that of its connection; None = the poll is cancelled when its client hangs up.
+        hang_up: that of its connection; None = the poll is cancelled when its client hangs up. since: the `moment` from
+        which wake-ups count, at which another poll had been entered already; None = from now on.
         """
-        return LongPoll(self, hang_up)
+        return LongPoll(self, hang_up, since=since)
 
     async def enter(self, watch: LongPoll) -> None:
         """Add a long poll; the first one starts the listening and the periodic query."""

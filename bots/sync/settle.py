@@ -117,12 +117,13 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
-        return self._database.run(
+        answers = self._database.run(
             lambda connection: self._settle(connection, calls, names, form),
             urgent=True,
             undone=self._fronts.forget,
             kept_plans=True,
         )
+        return answers()
 
     def unchanged(self, call: HeldCall, *, drain: bool, expires: float) -> bytes:
         """Return the answer to a call that was held and brought no news, without asking the database.
@@ -175,8 +176,11 @@ class SyncService:
 
     def _settle(
         self, connection: Connection, calls: Sequence[Call], names: Sequence[str], form: Callable[..., A]
-    ) -> list[A | HeldCall | LeaseholdError]:
-        """Settle the calls in this transaction, which may be run again."""
+    ) -> Callable[[], list[A | HeldCall | LeaseholdError]]:
+        """Settle the calls in this transaction, which may be run again.
+
+        Returns a function that returns the answers after the commit, with which the last statements travel.
+        """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
@@ -203,9 +207,15 @@ class SyncService:
             policy=self._policy,
         )
         renewed = self._sync(connection, settled)
-        self._reply(connection, settled, found, renewed, form)
+        read_due_leases(connection, settled)
+        _deliver(connection, settled)
         returned.write(connection)
-        return [found[nth] for nth in range(len(calls))]
+
+        def answers() -> list[A | HeldCall | LeaseholdError]:
+            self._reply(settled, found, renewed(), form)
+            return [found[nth] for nth in range(len(calls))]
+
+        return answers
 
     def _compared(
         self, connection: Connection, settled: list[SyncCall], found: dict[int, A | HeldCall | LeaseholdError]
@@ -320,28 +330,15 @@ class SyncService:
 
     def _reply(
         self,
-        connection: Connection,
         settled: Sequence[SyncCall],
         found: dict[int, A | HeldCall | LeaseholdError],
-        renewed: Callable[[], Mapping[int, float]],
+        renewed: Mapping[int, float],
         form: Callable[..., A],
     ) -> None:
         """Answer each call with the leases that its bot should have now, or hold it if there is no news."""
-        read_due_leases(connection, settled)
-        remaining = renewed()
         for sync_call in settled:
-            sync_call.remaining = remaining.get(sync_call.bot.id, sync_call.remaining)
-        answers = {sync_call.nth: self._reply_to(sync_call, form) for sync_call in settled}
-        deliver(
-            connection,
-            [
-                (lease.job_id, lease.fence)
-                for sync_call in settled
-                for lease in sync_call.due
-                if lease.state == LeaseState.PENDING and not lease.delivered
-            ],
-        )
-        found.update(answers)
+            sync_call.remaining = renewed.get(sync_call.bot.id, sync_call.remaining)
+            found[sync_call.nth] = self._reply_to(sync_call, form)
 
     def _reply_to(self, sync_call: SyncCall, form: Callable[..., A]) -> A | HeldCall:
         """Return the answer to one call. The bot counts `expires_in` from the sending of its call."""
@@ -356,6 +353,19 @@ class SyncService:
             expires_in=max(0.0, sync_call.remaining + sync_call.before),
             sync_in=self._timing.sync,
         )
+
+
+def _deliver(connection: Connection, settled: Sequence[SyncCall]) -> None:
+    """Record which leases bots are told of for the first time."""
+    deliver(
+        connection,
+        [
+            (lease.job_id, lease.fence)
+            for sync_call in settled
+            for lease in sync_call.due
+            if lease.state == LeaseState.PENDING and not lease.delivered
+        ],
+    )
 
 
 def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:

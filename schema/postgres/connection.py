@@ -76,7 +76,7 @@ class Connection:
     def execute_later(self, statement: Statement, values: Mapping[str, Any] = _NONE) -> Later:
         """Execute a statement whose answer is not needed at once: before the next one, or with COMMIT.
 
-        An error of it is raised then.
+        An error of it is raised then. What the last one returns can be read after the commit: one round trip for both.
         """
         later = Later(self._send)
         self._unsent = [*self._unsent, (self._message(statement, values), later)]

@@ -5,6 +5,7 @@ import gc
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from leasehold.errors import BadInput, Forbidden, NotReady
 from assigner.api.submission import submit_completed
 from assigner.queries import builds
 from bots.farm.client import Client, Work, response_of
-from bots.farm.execution.jobs import Jobs, read_ends
+from bots.farm.execution.jobs import END, NEWS, Jobs, ends_in
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
@@ -42,6 +43,7 @@ from tests.support.farm.certificates import Authority
 from tests.support.farm.conformance import runs_actions
 from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
+from tests.support.plans import round_trips
 from tests.support.pool import Pool, completed
 from tests.support.servers import Served
 
@@ -81,6 +83,28 @@ def test_an_action_that_two_clients_want_runs_once_and_later_comes_from_the_cach
         eventually(lambda: len(states(farm)) == 4)
         finish(bot, *farm.given(bot), verdict="failed", exit_code=1, result=left(exit_code=3))
         assert [call.result(MINUTE).result.exit_code for call in fresh] == [3, 3, 3]
+
+
+def test_a_new_action_is_told_without_a_look_at_its_job_and_its_end_takes_one_round_trip(farm: Farm) -> None:
+    bot, wanted = farm.bot(), work()
+    with farm.client() as client:
+        digest = client.upload(wanted.blobs())[0]
+        with round_trips() as sent:
+            told = next(stream := client.execute(digest))
+        assert not [each for each in sent if NEWS.query.decode() in each and each[-1] == "COMMIT"]
+        metadata = remote_execution_pb2.ExecuteOperationMetadata()
+        told.metadata.Unpack(metadata)
+        queued = metadata.partial_execution_metadata.queued_timestamp.ToDatetime(UTC)
+        (row,) = farm.pool.rows("SELECT queued_at FROM jobs")
+        assert metadata.stage == remote_execution_pb2.ExecutionStage.QUEUED
+        assert abs(queued - row.queued_at) < timedelta(seconds=1)
+        (given,) = farm.given(bot)
+        with round_trips() as sent:
+            finish(bot, given, exit_code=0, result=left())
+            *_, last = stream
+        assert last.done
+        looks = [each for each in sent if END.query.decode() in each]
+        assert [(each[0].split()[0], each[-1]) for each in looks] == [("BEGIN", "COMMIT")]
 
 
 def test_a_client_waits_on_at_a_door_that_was_restarted_in_the_middle_of_its_action(farm: Farm) -> None:
@@ -124,7 +148,7 @@ def test_a_cancelled_submission_ends_and_the_job_only_with_the_last_of_them(farm
         *_, last = streams[1]
         assert (last.done, response_of(last).status.code) == (True, code_pb2.CANCELLED)
         assert states(farm) == ["cancelled"]
-        (ended,) = farm.pool.database.run(lambda each: read_ends(each, [names[0].rpartition("/")[2]])).values()
+        (ended,) = ends_in(farm.pool.database.run(lambda each: each.execute(END, {"ids": first}))).values()
         assert ended.withdrawn == {first[0]: "operator:1"}, "who gave it up earlier is told that, not the end"
         name = next(client.execute(digest)).name
         with psycopg.connect(libpq_url(farm.pool.database.url)) as holder, ThreadPoolExecutor() as crew:
@@ -449,7 +473,7 @@ def test_actions_that_were_stored_together_are_not_stored_again_if_they_cannot_b
         calls = [jobs.submit(job, caller, lambda normal: {**normal, "dedup_key": "k"}) for _ in range(count)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    monkeypatch.setattr("bots.farm.execution.jobs.find", fails)
+    monkeypatch.setattr("bots.farm.execution.jobs.found_in", fails)
     (made,) = asyncio.run(submits(1))
     assert (made.created, made.instance, asked) == (True, "default", []), "what was just made is not looked at"
     assert [type(each) for each in asyncio.run(submits(2))] == [psycopg.errors.InternalError_] * 2

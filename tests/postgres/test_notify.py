@@ -58,7 +58,7 @@ def count(connection: psycopg.Connection, query: str, *parameters: object) -> in
 
 
 def send(database: Database, topic: str, *keys: str) -> bool:
-    return database.run(lambda connection: wake(connection, topic, keys))
+    return database.run(lambda connection: wake(connection, topic, keys)).result().scalar_one()
 
 
 def test_nothing_is_sent_if_nobody_is_idle(database: Database, wakeups: Wakeups, onlooker: psycopg.Connection) -> None:
@@ -246,7 +246,7 @@ def test_a_wake_up_of_a_transaction_that_rolled_back_is_never_delivered(
     eventually(lambda: wakeups.connected)
     with wakeups.idle("jobs"):
         with database.connect() as connection:
-            assert wake(connection, "jobs")
+            assert wake(connection, "jobs").result().scalar_one()
             connection.rollback()
         assert heard(onlooker) == []
 
@@ -369,5 +369,5 @@ def test_the_sender_does_not_wait_for_a_sleeper(database: Database, wakeups: Wak
     with wakeups.idle("jobs"):
         with database.connect() as first, database.connect() as second:
             second.execute(Statement("SET LOCAL lock_timeout = '100ms'"))
-            assert wake(first, "jobs")
-            assert wake(second, "jobs")
+            assert wake(first, "jobs").result().scalar_one()
+            assert wake(second, "jobs").result().scalar_one()

@@ -101,7 +101,7 @@ def test_urgent_work_has_its_own_connections(
     with database.listen() as sleeper:
         sleeper.execute(notify.RAISE, ("jobs",))
         monkeypatch.setattr(database, "work", None)
-        assert not database.run(lambda c: notify.wake(c, "jobs"), urgent=True)
+        assert not database.run(lambda c: notify.wake(c, "jobs"), urgent=True).result().scalar_one()
         monkeypatch.undo()
     database.close()
     del forgotten

@@ -310,7 +310,7 @@ def test_work_committed_between_the_last_look_and_the_flag_is_found(
     @contextmanager
     def idle() -> Iterator[None]:
         if not committed.is_set():
-            sent.append(database.run(lambda connection: wake(connection, "jobs")))
+            sent.append(database.run(lambda connection: wake(connection, "jobs")).result().scalar_one())
             committed.set()
         with wakeups.idle("jobs"):
             yield

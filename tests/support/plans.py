@@ -212,6 +212,14 @@ def statements() -> Iterator[list[str]]:
 
 
 @contextmanager
+def round_trips() -> Iterator[list[list[str]]]:
+    """Record the statements of each round trip of pooled connections inside the block, as the server takes them."""
+    sent: list[list[str]] = []
+    with _watched(lambda messages: sent.append([each.text.decode() for each in messages]), lambda _: None):
+        yield sent
+
+
+@contextmanager
 def errors() -> Iterator[list[psycopg.Error]]:
     """Record the errors of pooled connections inside the block, also those after which work is repeated."""
     found: list[psycopg.Error] = []

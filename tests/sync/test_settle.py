@@ -13,7 +13,7 @@ from bots.sync.leases import DUE_LEASES
 from schema import clock
 from schema.moves.cancel import cancel
 from schema.moves.sessions import drain
-from tests.support.plans import statements
+from tests.support.plans import round_trips, statements
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race
 from tests.support.sync import alone, busied, crew, new_calls, offered, plain, tables, together
@@ -84,6 +84,19 @@ def test_a_batch_costs_as_many_statements_for_thirty_bots_as_for_two(pool: Pool)
         answers = together(bots[0].sync_service, *reports[2:])
     assert [len(answer["leases"]) for answer in answers] == [1] * 30
     assert many == few
+
+
+def test_what_a_call_writes_last_travels_with_its_commit(pool: Pool) -> None:
+    bot = pool.bot()
+    pool.submit()
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    seen = []
+    for report in (active(work), completed(work)):
+        with round_trips() as sent:
+            together(bot.sync_service, bot.message(report))
+        seen.append((len(sent), len(sent[-1])))
+    assert seen == [(3, 2), (5, 5)]
 
 
 def test_a_call_reads_running_leases_once_and_a_repeated_one_tells_the_same_of_them(pool: Pool) -> None:

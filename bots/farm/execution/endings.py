@@ -6,7 +6,8 @@ for it again.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,8 +47,8 @@ class Watched:
 
     end: asyncio.Task[Any]
 
-    def __init__(self) -> None:
-        self.news: News | None = None
+    def __init__(self, news: News | None) -> None:
+        self.news = news
         self._waiting: set[asyncio.Future[None]] = set()
 
     def tell(self, news: News | None) -> None:
@@ -133,12 +134,26 @@ class Endings:
             end = self.watch(job).end
         return await asyncio.shield(end)
 
-    def watch(self, job: str) -> Watched:
-        """Watch a job until it is over, and keep its result."""
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Miss no news of jobs from now on. Gives the moment, for `watch_new`."""
+        topic = self._topic
+        async with topic.watch(None):
+            yield topic.moment
+
+    def watch_new(self, job: str, since: int) -> Watched:
+        """Watch a job that was submitted after this moment: how it stands need not be read first."""
+        return self.watch(job, News.of_new(job), since=since)
+
+    def watch(self, job: str, news: News | None = None, *, since: int | None = None) -> Watched:
+        """Watch a job until it is over, and keep its result.
+
+        news: how the job stands, since that moment of `listening`, if that is known.
+        """
         watched = self._watched.get(job)
         if watched is None:
-            watched = self._watched[job] = Watched()
-            watched.end = asyncio.create_task(self._until_over(job, watched))
+            watched = self._watched[job] = Watched(news)
+            watched.end = asyncio.create_task(self._until_over(job, watched, since))
             watched.end.add_done_callback(lambda done: self._forget(job, done))
         return watched
 
@@ -154,7 +169,7 @@ class Endings:
         if not done.cancelled() and (error := done.exception()) and not isinstance(error, (Gone, Stopping)):
             _log.warning("the end of an action was not seen", job=job, kind=type(error).__name__)
 
-    async def _until_over(self, job: str, watched: Watched) -> Any:
+    async def _until_over(self, job: str, watched: Watched, since: int | None) -> Any:
         topic, was_looked_at = self._topic, False
 
         def differs(news: News) -> bool:
@@ -164,11 +179,12 @@ class Endings:
             )
             return was_looked_at
 
-        async with topic.watch(None) as watch:
+        async with topic.watch(None, since=since) as watch:
             watch.add(job, differs)
-            ended, news = None, await self.news(job)
+            ended, news = None, watched.news or await self.news(job)
             while ended is None and not news.is_final:
-                watched.tell(news)
+                if news is not watched.news:
+                    watched.tell(news)
                 was_looked_at = False
                 await watch.wait(LOOK_AGAIN)
                 if topic.stopping:

@@ -4,12 +4,13 @@ Only jobs that the door has submitted are seen here, by two marks that nobody el
 like that of no token, and the reserved property. Who names another job's id is told that there is no such operation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
+from uuid import UUID
 
 from leasehold.errors import Conflict
 from leasehold.states import FINAL, JobState
@@ -20,7 +21,7 @@ from schema.moves.submit import Submitted
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.fragments import JOB_REASON, SUBMISSIONS, WITHDRAWN_SUBMISSIONS
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Result, Row, Statement
 from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.tables.jobs import OF_ACTION
 from schema.tenancy.tokens import Principal
@@ -62,7 +63,7 @@ WHERE {OWN} AND j.public_id = ANY (CAST(:ids AS uuid[]))
 # By the keys of actions: the newest job that has succeeded, of those that are kept.
 SUCCEEDED = Statement(f"""
 SELECT DISTINCT ON (dedup_key) dedup_key, public_id AS id FROM jobs
-WHERE dedup_key = ANY (CAST(:keys AS text[])) AND {OF_ACTION} ORDER BY dedup_key, id DESC
+WHERE dedup_key = ANY (CAST(:ids AS text[])) AND {OF_ACTION} ORDER BY dedup_key, id DESC
 """)
 
 
@@ -99,6 +100,13 @@ class Found:
 
 
 @dataclass(frozen=True)
+class RanBefore:
+    """Why a job was not submitted: the newest one with the key of its action has succeeded. job: its own id."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class News:
     """How a job stands. withdrawn: cancelled submissions, and who cancelled each. bot: that has it, or had it last."""
 
@@ -111,6 +119,11 @@ class News:
     def is_final(self) -> bool:
         """True once the job never changes again."""
         return self.state in FINAL
+
+    @classmethod
+    def of_new(cls, job: str) -> "News":
+        """Return how a job stands that has just been submitted. Its id begins with the time, in milliseconds."""
+        return cls(JobState.QUEUED, datetime.fromtimestamp((UUID(job).int >> 80) / 1000, UTC), {}, None)
 
 
 @dataclass(frozen=True)
@@ -141,15 +154,19 @@ class Jobs:
         self._database = database
         self._store = partial(submit, watched_seconds=watched_seconds)
         self._numbers = count()
-        self._submits = Batcher[Wanted, Found](self._submitted, workers)
+        self._submits = Batcher[tuple[Wanted, str | None], Found | RanBefore](self._submitted, workers)
         self._finds = Batcher[str, Found | None](self._found, workers)
         self._news = Batcher[str, News | None](self._told, workers)
         self._ends = Batcher[str, Ended | None](self._ended, workers)
-        self._succeeded = Batcher[str, str | None](self._that_succeeded, workers)
 
-    async def submit(self, job: JobRequest, caller: Principal, complete: Callable[[Any], Any]) -> Found:
-        """Submit a job, or join the one that does the same. Raises what refuses it, and Conflict."""
-        return await self._submits.answer((job, caller, complete), bot=self._number())
+    async def submit(
+        self, job: JobRequest, caller: Principal, complete: Callable[[Any], Any], *, unless: str | None = None
+    ) -> Found | RanBefore:
+        """Submit a job, or join the one that does the same. Raises what refuses it, and Conflict.
+
+        unless: the key of an action of which no job may have succeeded, else none is submitted; None = whatever did.
+        """
+        return await self._submits.answer(((job, caller, complete), unless), bot=self._number())
 
     async def news(self, job: str) -> News | None:
         """Return how a job stands, by its own id; None if it is not kept any more."""
@@ -158,10 +175,6 @@ class Jobs:
     async def end(self, job: str) -> Ended | None:
         """Return what became of a job, by its own id; None if the door has no such job, or it is not over."""
         return await self._ends.answer(job, bot=self._number())
-
-    async def succeeded(self, key: str) -> str | None:
-        """Return the own id of the newest job with the key of an action that has succeeded; None if none is kept."""
-        return await self._succeeded.answer(key, bot=self._number())
 
     async def find(self, submission: str, *, instances: Sequence[str] | None) -> Found | None:
         """Return the submission with this id, a UUID; None unless the door made it and the caller may see it."""
@@ -172,13 +185,20 @@ class Jobs:
         """A batch takes at most one call of each name, and these may all be taken together."""
         return str(next(self._numbers))
 
-    def _submitted(self, wanted: Sequence[Wanted]) -> Sequence[Found | Exception]:
+    def _submitted(self, asked: Sequence[tuple[Wanted, str | None]]) -> Sequence[Found | RanBefore | Exception]:
+        before = self._succeeded([unless for _, unless in asked if unless is not None])
+        stored = iter(self._stored([wanted for wanted, unless in asked if unless not in before]))
+        return [next(stored) if unless not in before else RanBefore(before[unless]) for _, unless in asked]
+
+    def _stored(self, wanted: Sequence[Wanted]) -> Sequence[Found | Exception]:
+        if not wanted:
+            return []
         taken = self._store(wanted)
         joined = [each.public_id for each in taken if not (isinstance(each, Exception) or each.created)]
         found: Mapping[str, Found | Exception] = {}
         try:
             if joined:
-                found = self._database.run(lambda connection: find(connection, joined))
+                found = found_in(self._read(FIND, joined))
         except Exception as error:
             # They are stored: if this went further, the batcher would have each of them stored once more.
             found = dict.fromkeys(joined, error)
@@ -186,23 +206,28 @@ class Jobs:
         return [_taken(each, instance, found) for each, instance in zip(taken, instances, strict=True)]
 
     def _found(self, submissions: Sequence[str]) -> Sequence[Found | None]:
-        found = self._database.run(lambda connection: find(connection, submissions), kept_plans=True)
+        found = found_in(self._read(FIND, submissions))
         return [found.get(each) for each in submissions]
 
     def _told(self, jobs: Sequence[str]) -> Sequence[News | None]:
-        found = self._database.run(lambda connection: read_news(connection, jobs), kept_plans=True)
-        return [found[job] for job in jobs]
-
-    def _ended(self, jobs: Sequence[str]) -> Sequence[Ended | None]:
-        found = self._database.run(lambda connection: read_ends(connection, jobs), kept_plans=True)
+        found = news_in(self._read(NEWS, jobs))
         return [found.get(job) for job in jobs]
 
-    def _that_succeeded(self, keys: Sequence[str]) -> Sequence[str | None]:
-        rows = self._database.run(
-            lambda connection: connection.execute(SUCCEEDED, {"keys": list(keys)}).all(), kept_plans=True
-        )
-        found = {row.dedup_key: str(row.id) for row in rows}
-        return [found.get(key) for key in keys]
+    def _ended(self, jobs: Sequence[str]) -> Sequence[Ended | None]:
+        found = ends_in(self._read(END, jobs))
+        return [found.get(job) for job in jobs]
+
+    def _read(self, statement: Statement, ids: Sequence[str]) -> Result[Row]:
+        """Execute a statement alone. It is sent with its commit, in one round trip."""
+        return self._database.run(
+            lambda connection: connection.execute_later(statement, {"ids": list(ids)}), kept_plans=True
+        ).result()
+
+    def _succeeded(self, keys: Sequence[str]) -> Mapping[str | None, str]:
+        """The own ids of the newest jobs with these keys of actions that have succeeded, of those that are kept."""
+        if not keys:
+            return {}
+        return {row.dedup_key: str(row.id) for row in self._read(SUCCEEDED, keys)}
 
 
 def _taken(
@@ -220,23 +245,23 @@ def _not_ours() -> Conflict:
     return Conflict("not_of_the_door", "a job that the door has not submitted has the key of this action")
 
 
-def find(connection: Connection, submissions: Sequence[str]) -> Mapping[str, Found]:
-    """Return submissions by their ids, UUIDs, as far as the door made them."""
-    rows = connection.execute(FIND, {"ids": list(submissions)})
+def found_in(rows: Iterable[Row]) -> Mapping[str, Found]:
+    """Return submissions by their ids, as far as the door made them. rows: of `FIND`."""
     return {str(row.id): Found(str(row.id), str(row.job), row.instance) for row in rows}
 
 
 def read_news(connection: Connection, jobs: Sequence[str]) -> Mapping[str, News | None]:
     """Return how jobs stand, by their own ids; None for one that is not kept any more."""
-    rows = connection.execute(NEWS, {"ids": list(jobs)})
-    return dict.fromkeys(jobs) | {
-        str(row.id): News(JobState(row.state), row.queued_at, row.withdrawn or {}, row.bot) for row in rows
-    }
+    return {**dict.fromkeys(jobs), **news_in(connection.execute(NEWS, {"ids": list(jobs)}))}
 
 
-def read_ends(connection: Connection, jobs: Sequence[str]) -> Mapping[str, Ended]:
-    """Return what became of jobs of the door, by their own ids; of those that are over."""
-    rows = connection.execute(END, {"ids": list(jobs)})
+def news_in(rows: Iterable[Row]) -> Mapping[str, News]:
+    """Return how jobs stand, by their own ids. rows: of `NEWS`."""
+    return {str(row.id): News(JobState(row.state), row.queued_at, row.withdrawn or {}, row.bot) for row in rows}
+
+
+def ends_in(rows: Iterable[Row]) -> Mapping[str, Ended]:
+    """Return what became of jobs of the door, by their own ids; of those that are over. rows: of `END`."""
     return {
         str(row.id): Ended(
             JobState(row.state), row.reason, row.payload, row.result, row.bot, row.withdrawn or {}, row.cancelled_by

@@ -5,7 +5,7 @@ name, at the same door after a restart or at any other.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from leasehold.errors import BadInput, Forbidden
 from bots.farm.execution import actions
 from bots.farm.execution.builds import Builds
 from bots.farm.execution.endings import Endings, Gone, Watched, cached_result, read_action
-from bots.farm.execution.jobs import Found, Jobs, News
+from bots.farm.execution.jobs import Found, Jobs, News, RanBefore
 from bots.farm.execution.outcome import STAGES, cancelled
 from bots.farm.execution.request_metadata import metadata
 from bots.farm.execution.watches import Watches
@@ -68,24 +68,23 @@ class Execution:
         priority = asked.execution_policy.priority
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise BadInput("execution_policy.priority", f"must be from {PRIORITY_MIN} to {PRIORITY_MAX}")
-        wanted, told = await read_action(self._upstream, digest), metadata(context.invocation_metadata() or ())
-        if wanted.cacheable and not asked.skip_cache_lookup:
-            result = await cached_result(self._upstream, _lookup(asked))
-            if result is None:
-                result = await self._stored_late(_lookup(asked), digest)
-            if result is not None:
-                self._metrics.answered("cached", told)
-                self._builds.note(instance, told, "cached")
-                response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
-                made = _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
-                yield bytes(made.SerializeToString())
-                return
-        wanted_keys: Sequence[str] = self._settings.metadata
-        kept = {key: value for key, value in told.items() if key in wanted_keys}
-        job = actions.request(
-            wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=kept
-        )
-        found = await self._submitted(caller, wanted, job, behind=self._builds.behind(instance, told))
+        lookup = None if asked.skip_cache_lookup else _lookup(asked)
+        wanted, found = await self._read(digest, lookup)
+        told = metadata(context.invocation_metadata() or ())
+        if found is None:
+            kept: dict[str, str] = {key: told[key] for key in self._settings.metadata if key in told}
+            job = actions.request(
+                wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=kept
+            )
+            behind = self._builds.behind(instance, told)
+            found = await self._submitted(caller, wanted, job, behind=behind, lookup=lookup)
+        if not isinstance(found, Found):
+            self._metrics.answered("cached", told)
+            self._builds.note(instance, told, "cached")
+            response = remote_execution_pb2.ExecuteResponse(result=found, cached_result=True)
+            made = _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
+            yield bytes(made.SerializeToString())
+            return
         answer = "new" if found.created else "joined"
         is_over = self._metrics.answered(answer, told)
         self._builds.note(instance, told, answer)
@@ -127,22 +126,21 @@ class Execution:
             )
         )
 
-    async def _stored_late(self, lookup: Any, digest: Digest) -> Any:
-        """Return the result of an action that is not in the cache although its job has succeeded; None without.
+    async def _read(self, digest: Digest, lookup: Any) -> tuple[actions.Runnable, Any]:
+        """Return an action and its cached result, None without. lookup: in the cache; None = it is not looked at."""
+        if lookup is None:
+            return await read_action(self._upstream, digest), None
+        reading = read_action(self._upstream, digest), cached_result(self._upstream, lookup)
+        wanted, result = await asyncio.gather(*reading)
+        return wanted, result if wanted.cacheable else None
 
-        No door has seen the end of the job, as after a restart: its result is put into the cache first.
-        """
-        job = await self._jobs.succeeded(actions.key_of(digest))
-        if job is None:
-            return None
-        with suppress(Gone):
-            await self._endings.response(job)
-        return await cached_result(self._upstream, lookup)
+    async def _submitted(
+        self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest, *, behind: int, lookup: Any
+    ) -> Any:
+        """Submit the job of an action, or join the one that runs it already, and return the submission.
 
-    async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest, *, behind: int) -> Found:
-        """Submit the job of an action, or join the one that runs it already.
-
-        behind: steps by which it is less urgent than its client wants.
+        Returns the result instead if a job has succeeded whose end no door has seen, as during a restart: it is put
+        into the cache first. behind: steps by which the job is less urgent than its client wants. lookup: see `_read`.
         """
         if not caller.may_use_priority(job.priority):
             raise Forbidden(
@@ -152,7 +150,20 @@ class Execution:
             await self._upstream.write(wanted.command)
         if behind:
             job = job.model_copy(update={"priority": min(job.priority + behind, PRIORITY_MAX)})
-        return await self._jobs.submit(job, caller, partial(actions.reserved, wanted=wanted))
+        complete = partial(actions.reserved, wanted=wanted)
+        unless = actions.key_of(wanted.digest) if wanted.cacheable and lookup is not None else None
+        async with self._endings.listening() as since:
+            found = await self._jobs.submit(job, caller, complete, unless=unless)
+            if isinstance(found, RanBefore):
+                with suppress(Gone):
+                    await self._endings.response(found.job)
+                result = await cached_result(self._upstream, lookup)
+                if result is not None:
+                    return result
+                found = await self._jobs.submit(job, caller, complete)
+            if isinstance(found, Found) and found.created:
+                self._endings.watch_new(found.job, since)
+            return found
 
     async def _found(self, caller: DoorCaller, name: str) -> Found:
         submission = submission_of(name)

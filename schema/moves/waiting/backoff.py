@@ -124,15 +124,15 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
     return len(connection.execute(WAKE, {"ids": list(queues)}).all()) if queues else 0
 
 
-def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> int:
-    """Wake the resting queues of which one of these bots could take a job; returns how many were woken.
+def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> None:
+    """Wake the resting queues of which one of these bots could take a job, with the next statement.
 
     A queue whose rest is over is left to the assigners, so that its jobs do not become new ones, which bots may fetch.
     free_units: the free units of each bot that has arrived or has more room, by its id.
     Costs one look at an index if no queue rests.
     """
     where = {"bot_ids": list(free_units), "rooms": list(free_units.values())}
-    return len(connection.execute(WAKE_FOR_BOTS, where).all())
+    connection.execute_later(WAKE_FOR_BOTS, where)
 
 
 @dataclass(frozen=True)
