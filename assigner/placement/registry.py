@@ -40,8 +40,7 @@ class StrategySettings(Policy):
     """Which strategy chooses the bot, and what it goes by.
 
     kind: `capacity`, `locality`, `success`, `rate-only`, `round-robin`, `pack`, `fragmentation`, or the name of an
-        entry point of the group
-        `leasehold.strategies`; built-in names cannot be taken by packages.
+        entry point of the group `leasehold.strategies`; built-in names cannot be taken by packages.
     fallback: the strategy that `locality` leaves a job to if it has no hint, or no candidate is a hit.
     """
 

@@ -302,29 +302,30 @@ class TurnCopy:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a choice is made from: the jobs in their order, for each group of them its candidates in random order
-    (bots added for their locality come last), and the (bot, hint) pairs that are locality hits.
+    """What a choice is made from."""
 
-    headrooms: units that quotas leave their instances. preferred: of the groups that prefer some bots, by their
-    numbers, the candidates that they prefer; the strategy sees either these or the others.
-    needs, declared: the resources that jobs take, and what is left of those that bots have declared; empty for jobs
-    that take only units.
-    waiting: the kinds of jobs that wait, by cohort; only for a strategy that goes by them.
-    Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
-    Only where turns count: the turn in which each bot last received a job from this assigner; a later one is higher.
-    """
-
+    #: The jobs in their order, and the same in groups of jobs that any bot suits alike.
     jobs: Sequence[ReadyJob]
     groups: Sequence[Group]
+    #: The candidates of each group in random order; bots that were added for their locality come last.
     candidates: Sequence[Sequence[FreeBot]]
+    #: The (bot, hint) pairs that are locality hits.
     hits: frozenset[tuple[int, str]]
+    #: Only where success counts: the jobs' labels, and the success rates of (bot, label) as far as anything is known.
     labels: Mapping[int, str] = field(default_factory=dict)
     rates: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    #: Units that quotas leave their instances.
     headrooms: Headrooms = field(default_factory=dict)
+    #: Only where turns count: the turn in which each bot last received a job from this assigner; a later one is higher.
     turns: Mapping[int, int] = field(default_factory=dict)
+    #: Of the groups that prefer some bots, by their numbers, the candidates that they prefer. The strategy sees either
+    #: these or the others.
     preferred: Mapping[int, Sequence[FreeBot]] = field(default_factory=dict)
+    #: The resources that jobs take, and what is left of those that bots have declared; empty for jobs that take only
+    #: units.
     needs: Mapping[int, Need] = field(default_factory=dict)
     declared: Mapping[int, Declared] = field(default_factory=dict)
+    #: The kinds of jobs that wait, by cohort; only for a strategy that goes by them.
     waiting: Mapping[int, WaitingKinds] = field(default_factory=dict)
 
     @property

@@ -48,8 +48,7 @@ class Reading:
 
     waiting_before: the most jobs that waited between 40 and 30 minutes ago; None if nothing is known. upkeep_age:
     seconds since the last upkeep; None if there was none. notifications: the part of the server's queue of them that is
-    in use. refused: the processes whose changed configuration was
-    refused, with the reason.
+    in use. refused: the processes whose changed configuration was refused, with the reason.
     """
 
     swarms: Sequence[Swarm]

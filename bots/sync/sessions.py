@@ -38,10 +38,10 @@ def open_sessions(
     """Open sessions of different bots in one transaction; returns a session or an error for each request.
 
     Properties that break the limits, exclusive ones that are not there, and an instance that is not there and that bots
-    may not make, are errors. An older session of the same
-    bot ends, and its jobs are queued again. They are not granted before that session would have expired, unless the
-    request says that it is dead. A lost bot does not count against them if it says that it was only cut off. A repeated
-    request with the bot's own secret finds the session that it opened. `tracer` is told of the attempts that ended.
+    may not make, are errors. An older session of the same bot ends, and its jobs are queued again. They are not granted
+    before that session would have expired, unless the request says that it is dead. A lost bot does not count against
+    them if it says that it was only cut off. A repeated request with the bot's own secret finds the session that it
+    opened. `tracer` is told of the attempts that ended.
     """
     answers: dict[str, Session | BadInput] = {}
     chosen: dict[str, tuple[str, SessionOpening]] = {}

@@ -208,8 +208,8 @@ def retry_graph(
     A node that has not ended, or has succeeded, is passed over. Raises NotFound without such a graph or node, Conflict
     `graph_replaced` if another graph has taken the place of this one, `node_barred` if a node depends on one that
     failed and is not tried again, `graph_busy` if a node is still being stopped or the callback runs, `job_deleted` if
-    its job is kept no longer; Forbidden for a job that is more urgent
-    than `ceiling`; QueueFull. Nothing is changed then.
+    its job is kept no longer; Forbidden for a job that is more urgent than `ceiling`; QueueFull. Nothing is changed
+    then.
     """
     connection.execute(LONGER_TIMEOUT)
     connection.allow(LONGER)

@@ -148,8 +148,8 @@ def preempt(
     seen: the time until which each bot kept units for the instance when the plan was made. receipt: stored with both
     jobs and in the log of evictions; it names the preemptor's public id as `preemptor.job`. sync: the bots' sync
     period, seconds. patience: seconds for which the units are kept, beside the grace of the bot. again: this
-    transaction may hold locks on quotas. Then a quota that others have locked counts as a change, because to
-        wait for it out of order could deadlock.
+    transaction may hold locks on quotas. Then a quota that others have locked counts as a change, because to wait for
+    it out of order could deadlock.
     """
     job_ids, fences = zip(*sorted(victims), strict=True)
     plan = {

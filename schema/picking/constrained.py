@@ -174,9 +174,6 @@ class ConstrainedQueue:
     """A queue of constrained jobs. It is not frozen, which would make it take four times as long: a cycle makes one
     for each queue. Nobody changes it.
 
-    headroom: units that the instance's quota leaves; None for any number. missing_units: units that the instance lacks
-    of its minimum and that are not being freed for it. managed: the instance has a share of the pool. tried: an earlier
-    look into it found no bot.
     """
 
     id: QueueId
@@ -186,9 +183,13 @@ class ConstrainedQueue:
     constraint_set: int
     instance_name: str
     constraints: Mapping[str, Any]
+    #: Units that the instance's quota leaves; None for any number.
     headroom: int | None
+    #: Units that the instance lacks of its minimum and that are not being freed for it.
     missing_units: int
+    #: The instance has a share of the pool.
     managed: bool = False
+    #: An earlier look into it found no bot.
     tried: bool = False
 
 
@@ -233,20 +234,21 @@ class Ageing:
 
 @dataclass(frozen=True)
 class QueueScan:
-    """The result of a walk over queues of constrained jobs.
+    """The result of a walk over queues of constrained jobs."""
 
-    queues: open queues for which some bot has room. below_minimum: open queues of instances below their minimum, with
-    or without such a bot. free_units: free units of the pool, at most a batch. now: the database's time; None without a
-    queue. last: the queue behind which the next walk begins. pressed: there is advice of backpressure. reserved:
-    something is kept for a class.
-    """
-
+    #: Open queues for which some bot has room.
     queues: Sequence[ConstrainedQueue]
+    #: Open queues of instances below their minimum, with or without such a bot.
     below_minimum: Sequence[ConstrainedQueue]
+    #: Free units of the pool, at most a batch.
     free_units: int
+    #: The database's time; None without a queue.
     now: datetime | None
+    #: The queue behind which the next walk begins.
     last: QueueId
+    #: There is advice of backpressure.
     pressed: bool = False
+    #: Something is kept for a class.
     reserved: bool = False
 
 

@@ -37,13 +37,7 @@ class Order(Enum):
 
 
 class ReadyJob(NamedTuple):
-    """A queued job, locked by the transaction that picked it.
-
-    tried: an earlier look into its queue found no bot. preferred: the requirement set of bots that it prefers; equal to
-    `platform` if it takes no others yet. headroom: units that the quota of its instance leaves; None for
-    any number. queued_at: the time at which a plain job was queued. beyond: the instance of a plain job reaches its
-    minimum without it.
-    """
+    """A queued job, locked by the transaction that picked it."""
 
     id: int
     public_id: str
@@ -54,10 +48,15 @@ class ReadyJob(NamedTuple):
     priority: int
     units: int
     locality_hint: str | None
+    #: An earlier look into its queue found no bot.
     tried: bool
+    #: The requirement set of bots that it prefers; equal to `platform` if it takes no others yet.
     preferred: int | None = None
+    #: Units that the quota of its instance leaves; None for any number.
     headroom: int | None = None
+    #: When it was queued, if it is a plain job.
     queued_at: datetime | None = None
+    #: The instance of a plain job reaches its minimum without it.
     beyond: bool = True
 
 

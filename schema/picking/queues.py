@@ -95,26 +95,23 @@ FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 
 @dataclass(frozen=True)
 class PendingWork:
-    """The work that waits for assigners.
+    """The work that waits for assigners."""
 
-    rest_seconds: until the first job that rests may start, from the beginning of the transaction; not above 0 if one
-        may start now, None if none rests. preference_elapsed: some job has waited for a preferred bot for as
-        long as it should. below_minimum, constrained_below_minimum: an instance is below its
-    minimum although plain, or constrained, jobs of it
-        wait.
-    constrained: there are ready constrained jobs.
-    plain: there are ready plain jobs; true without a look if there are no constrained ones and the pool is not quiet.
-    kept_units: units that bots keep for instances below their minimum.
-    paused: a label or a task is paused.
-    """
-
+    #: Until the first job that rests may start, from the beginning of the transaction; not above 0 if one may start
+    #: now, None if none rests.
     rest_seconds: float | None
+    #: Some job has waited for a preferred bot for as long as it should.
     preference_elapsed: bool
+    #: An instance is below its minimum although plain jobs of it wait; although constrained jobs of it wait.
     below_minimum: bool
     constrained_below_minimum: bool
+    #: There are ready constrained jobs.
     constrained: bool
+    #: There are ready plain jobs; true without a look if there are no constrained ones and the pool is not quiet.
     plain: bool
+    #: Units that bots keep for instances below their minimum.
     kept_units: int = 0
+    #: A label or a task is paused.
     paused: bool = False
 
     @property
@@ -129,17 +126,7 @@ def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
     quiet: hardly any job was placed lately. Then a look at the front saves a pick for nothing, which costs the server
     three times as much. On a busy pool the look would step over the entries of jobs that have just started.
     """
-    row = connection.execute(PENDING_WORK, {"quiet": quiet}).one()
-    return PendingWork(
-        row.rest_seconds,
-        row.preference_elapsed,
-        row.below_minimum,
-        row.constrained_below_minimum,
-        row.constrained,
-        row.plain,
-        row.kept_units,
-        row.paused,
-    )
+    return PendingWork(*connection.execute(PENDING_WORK, {"quiet": quiet}).one())
 
 
 #: The most jobs of one queue that are counted. Of longer queues each counts as one of this length.

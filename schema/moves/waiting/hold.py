@@ -323,8 +323,7 @@ def requeue(
     makes no second job of the same one. Without `repeat`, jobs that were requeued before are left out. At most 500
     answers, in the order of `public_ids`, which must be UUIDs. Raises Forbidden if a new job would be more urgent than
     `ceiling` (None: any may be), QueueFull if a label or an instance has no room for its new jobs, Conflict
-    `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed
-    then.
+    `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed then.
     """
     known = submissions.find_submissions(connection, public_ids, instances=instances)
     ids = sorted({submission.job_id for submission in known.values()})
