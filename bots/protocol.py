@@ -2,8 +2,8 @@
 
 A bot opens a session (`POST /v1/sessions`) and then calls `POST /v1/sync` until it leaves. A sync is idempotent: the
 bot lists every lease that it holds, and the answer lists every lease that the bot should hold. An unset field means
-"no change". A bot that holds many leases in advance may leave those out for which nothing has changed; it says how many
-(`unlisted`).
+"no change". A bot may leave those out for which nothing has changed; it says how many (`unlisted`). Earlier gateways
+take one that runs and is left out for lost, so agents leave out only what they hold in advance.
 
 Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
@@ -303,8 +303,8 @@ class Sync(Message):
         default=0,
         ge=0,
         le=MAX_LEASES,
-        description="how many leases the bot holds beside the listed ones. It was told of them, and has reported "
-        "neither a start nor an end of them. 0 = every lease is listed",
+        description="how many leases the bot holds beside the listed ones. It was told of them, has reported no end of "
+        "them, and has no news of them. 0 = every lease is listed",
     )
     ahead: bool = Field(
         default=False,

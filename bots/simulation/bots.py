@@ -58,16 +58,22 @@ Runs = Callable[[Work, random.Random], Run]
 
 @dataclass
 class Held:
-    """A lease on a simulated bot. report: what the bot tells of it; completed when its command is over."""
+    """A lease on a simulated bot. report: what the bot tells of it; completed when its command is over.
+
+    is_told: the report has nothing new. left_out: the last call has left it out.
+    """
 
     fence: int
     ends_at: float
     seconds: float
     verdict: str
     report: LeaseReport
+    is_told: bool = False
+    left_out: bool = False
 
     def complete(self, outcome: Outcome) -> None:
         """Tell this outcome from now on."""
+        self.is_told = False
         self.report = LeaseReport(job=self.report.job, fence=self.fence, state="completed", outcome=outcome)
 
 
@@ -92,16 +98,23 @@ class SimulatedBot:
         return self.session is not None
 
     def message(self, sync: float) -> Sync:
-        """The next call: every lease that it holds, and how long the answer may be held if it holds none."""
+        """The next call: the leases of which it has news, and how long the answer may be held if it holds none."""
         assert self.session is not None, "it lives"
         self.seq += 1
+        reports = []
+        for held in self.held.values():
+            held.left_out = held.is_told
+            if not held.is_told:
+                reports.append(held.report)
+                held.is_told = held.report.outcome is None
         return Sync(
             bot=self.opening.bot,
             epoch=self.session.epoch,
             secret=self.session.secret,
             seq=self.seq,
             status=self.status,  # type: ignore[arg-type]
-            leases=[held.report for held in self.held.values()],
+            leases=reports,
+            unlisted=len(self.held) - len(reports),
             wait=0.0 if self.held else sync,
         )
 
@@ -264,7 +277,8 @@ class SimulatedBots:
         """Begin what is new, stop what shall stop, forget what is settled, and plan the next call."""
         wanted = {lease.public_id: lease for lease in answer.leases}
         for job, held in list(bot.held.items()):
-            if job not in wanted or wanted[job].fence != held.fence:
+            is_listed = job in wanted and wanted[job].fence == held.fence
+            if not is_listed and not (held.left_out and answer.unlisted):
                 del bot.held[job]
         is_news, is_begun = answer.drain != (bot.status == "draining"), False
         if is_news:

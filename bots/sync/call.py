@@ -61,8 +61,7 @@ def compare(
     and an active one is lost. A bot that `leaves` gives all of them back. Such ends are marked as `spared`, and their
     number is limited, because a job may have cut its bot off.
 
-    unlisted: the bot holds more leases than it lists. So one that has to stop, and that it does not list, may still
-        run.
+    unlisted: the bot holds more leases than it lists. So one that it does not list may still run.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
@@ -76,9 +75,11 @@ def compare(
             result = report.outcome.result
         elif report is not None and report.state == "active" and lease.state == LeaseState.PENDING:
             account.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
-        elif report is None and lease.state == LeaseState.CANCELLING and not unlisted:
+        elif report is not None or unlisted:
+            pass
+        elif lease.state == LeaseState.CANCELLING:
             verdict, details = Verdict.STOPPED, {"reason": "its bot does not have it any more"}
-        elif report is None and lease.state == LeaseState.ACTIVE and not leaves:
+        elif lease.state == LeaseState.ACTIVE and not leaves:
             verdict, details = Verdict.LOST, {"reason": "its bot does not know it any more"}
         if verdict is None and leaves:
             verdict, details = Verdict.RELEASED, {"reason": "its bot left", "spared": True}

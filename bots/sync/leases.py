@@ -1,12 +1,12 @@
 """Reads of the live leases of bots whose calls are settled, before and after the call."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from bots.sync.call import SyncCall
+from schema.moves.grant import FetchedLease
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
 from schema.postgres.statements import Row, Statement
@@ -25,7 +25,7 @@ _LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reas
 def _found(*of_job: str, but: str = "coalesce(c.jobs, '{}')") -> str:
     """The leases that are known, and the others of the same bots.
 
-    With `:changed`, of the others only those that the bot was not told of as they are.
+    Of the others of bots that are `brief`, only those that the bot was not told of as they are.
 
     of_job: columns of its job that each of the others has beside those of a lease, as the known ones do.
     but: SQL expression for an array of the jobs whose leases are not among the others.
@@ -38,11 +38,12 @@ def _found(*of_job: str, but: str = "coalesce(c.jobs, '{}')") -> str:
 ), found AS MATERIALIZED (
     SELECT * FROM known
     UNION ALL
-    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
+    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[]), CAST(:brief AS boolean[]))
+        AS b (id, held, brief)
     LEFT JOIN counted c ON c.bot_id = b.id
     CROSS JOIN LATERAL {latest} l
     {job}
-    WHERE NOT :changed OR l.state <> 'pending' OR l.delivered_at IS NULL
+    WHERE NOT b.brief OR l.state = 'cancelling' OR l.delivered_at IS NULL
 )"""
 
 
@@ -105,9 +106,7 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
     """Read the live leases of each bot before its call, in the order of their jobs, without unchanged ones that the bot
     does not list. The bots' rows are locked.
     """
-    for changed in (False, True):
-        those = [sync_call for sync_call in sync_calls if (sync_call.unlisted > 0) == changed]
-        _gather(connection, HELD_LEASES, those, _reported, lambda sync_call: sync_call.held, changed=changed)
+    _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
@@ -120,19 +119,15 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
     of in the answers before; so it holds the same ones if there are as many.
     """
     for sync_call in sync_calls:
-        sync_call.due = [*sync_call.fetched]
-    brief = [sync_call for sync_call in sync_calls if sync_call.unlisted > 0]
-    _gather(connection, DUE_LEASES, brief, _left, lambda sync_call: sync_call.due, changed=True)
-    for sync_call in brief:
+        sync_call.due = _known(sync_call)
+    _gather(connection, DUE_LEASES, [each for each in sync_calls if _has_unread(each)], _left, lambda each: each.due)
+    for sync_call in sync_calls:
         unchanged = sync_call.bot_capacity.held - len(sync_call.due)
         sync_call.left_out = unchanged if unchanged == sync_call.unlisted else 0
-        if not sync_call.left_out:
-            sync_call.due = [*sync_call.fetched]
-    whole = [sync_call for sync_call in sync_calls if not sync_call.left_out]
-    for sync_call in whole:
-        sync_call.due += _running(sync_call)
-    unread = [sync_call for sync_call in whole if sync_call.bot_capacity.held > len(sync_call.due)]
-    _gather(connection, DUE_LEASES, unread, _left, lambda sync_call: sync_call.due, changed=False)
+    disagreeing = [each for each in sync_calls if each.unlisted != each.left_out]
+    for sync_call in disagreeing:
+        sync_call.due = _known(sync_call)
+    _gather(connection, DUE_LEASES, disagreeing, _left, lambda each: each.due, whole=True)
     for sync_call in sync_calls:
         if len(sync_call.due) > 1:
             sync_call.due.sort(key=attrgetter("job_id"))
@@ -155,15 +150,25 @@ def _left(sync_call: SyncCall) -> Known:
     return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in gone)
 
 
-def _running(sync_call: SyncCall) -> list[Row]:
-    """The leases that have begun to run before the call or with it, and have not ended."""
-    ended, found = {job.job_id for job in sync_call.ended}, list[Row]()
+def _has_unread(sync_call: SyncCall) -> bool:
+    """Whether leases may be due that are not known yet. Those that the bot does not list were read if they changed."""
+    if sync_call.unlisted > 0:
+        return any(_left(sync_call))
+    return sync_call.bot_capacity.held > len(sync_call.due)
+
+
+def _known(sync_call: SyncCall) -> list[Row | FetchedLease]:
+    """The leases that the call has fetched, and those that have begun to run and have not ended."""
+    ended = {job.job_id for job in sync_call.ended}
+    found: list[Row | FetchedLease] = [*sync_call.fetched]
     for lease in sync_call.held:
+        if lease.job_id in ended:
+            continue
         if lease.state != LeaseState.PENDING:
             found.append(lease)
         elif lease.job_id in sync_call.started:
             found.append(lease._replace(state=LeaseState.ACTIVE))
-    return [lease for lease in found if lease.job_id not in ended]
+    return found
 
 
 def _gather(
@@ -173,24 +178,21 @@ def _gather(
     known: Callable[[SyncCall], Known],
     into: Callable[[SyncCall], list[Any]],
     *,
-    changed: bool,
+    whole: bool = False,
 ) -> None:
-    """Read leases by the query.
+    """Read leases by the query, but for those that are due already.
 
-    changed: of those that are not known, only ones that the bots were not told of as they are. These are none of those
-        that have been found before; otherwise those are left out.
+    whole: also those for which nothing has changed, of bots that do not list them.
     """
     by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
     keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
     if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):
         return
-    found = [] if changed else [lease for sync_call in sync_calls for lease in sync_call.due]
-    count = Counter(lease.bot_id for lease in found)
     values = {
         "bot_ids": list(by_bot),
-        "held": [sync_call.bot_capacity.held - count[bot_id] for bot_id, sync_call in by_bot.items()],
-        "found": [lease.job_id for lease in found],
-        "changed": changed,
+        "held": [sync_call.bot_capacity.held - len(sync_call.due) for sync_call in by_bot.values()],
+        "brief": [sync_call.unlisted > 0 and not whole for sync_call in by_bot.values()],
+        "found": [lease.job_id for sync_call in by_bot.values() for lease in sync_call.due],
         "known_bots": [bot_id for bot_id, _, _ in keys],
         "known_jobs": [job for _, job, _ in keys],
         "known_fences": [fence for _, _, fence in keys],

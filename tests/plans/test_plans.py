@@ -81,9 +81,9 @@ class Known:
     def fences(self) -> list[tuple[int, int]]:
         return [(job, fence) for job, fence, _, _ in self.held]
 
-    def live_leases(self, connection: Connection, query: Statement, *, changed: bool) -> None:
+    def live_leases(self, connection: Connection, query: Statement, *, brief: bool) -> None:
         empty: dict[str, list[int]] = {name: [] for name in ("known_bots", "known_jobs", "known_fences", "found")}
-        connection.execute(query, {"bot_ids": [self.held[0][2]], "held": [1], "changed": changed, **empty}).all()
+        connection.execute(query, {"bot_ids": [self.held[0][2]], "held": [1], "brief": [brief], **empty}).all()
 
 
 Act = Callable[[Known, Connection], object]
@@ -136,8 +136,8 @@ ACTS: dict[str, Act] = {
     "append output": lambda known, c: outputs.append(
         c, [outputs.Written(1, 1, job, 1, 0, b"x") for job in known.public]
     ),
-    "due leases": lambda known, c: known.live_leases(c, DUE_LEASES, changed=False),
-    "due leases that have changed": lambda known, c: known.live_leases(c, DUE_LEASES, changed=True),
+    "due leases": lambda known, c: known.live_leases(c, DUE_LEASES, brief=False),
+    "due leases that have changed": lambda known, c: known.live_leases(c, DUE_LEASES, brief=True),
     "results": lambda known, c: job_queries.results(c, known.public, instances=None, room=100),
     "trace": lambda known, c: c.execute(
         tracing.ATTEMPTS, {"jobs": [job for job, *_ in known.held], "key": "traceparent"}
@@ -146,8 +146,8 @@ ACTS: dict[str, Act] = {
     "states": lambda known, c: job_queries.submission_states(c, known.public, instances=None),
     "progress": lambda known, c: c.execute(job_queries.PROGRESS, {"ids": known.public}).all(),
     "ask to stop": lambda known, c: ask_stop(c, known.fences(), from_state="active", reason="timeout", sync=1),
-    "held by the bot": lambda known, c: known.live_leases(c, HELD_LEASES, changed=False),
-    "held and changed": lambda known, c: known.live_leases(c, HELD_LEASES, changed=True),
+    "held by the bot": lambda known, c: known.live_leases(c, HELD_LEASES, brief=False),
+    "held and changed": lambda known, c: known.live_leases(c, HELD_LEASES, brief=True),
     "held by lost bots": lambda known, c: c.execute(
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),

@@ -104,6 +104,18 @@ def test_a_bot_may_list_what_it_runs_beside_what_it_does_not_list(pool: Pool) ->
     assert states(pool, works) == ["running", "succeeded", "leased", "leased"]
 
 
+def test_leases_that_run_and_that_a_bot_does_not_list_go_on(pool: Pool) -> None:
+    bot, works = waiting(pool, enabled=False)
+    bot.sync(*map(active, works))
+    answer = bot.sync(unlisted=4)
+    assert (jobs(answer), answer["unlisted"]) == ([], 4)
+    answer = bot.sync(completed(works[0]), unlisted=3)
+    assert (jobs(answer), answer["unlisted"]) == ([], 3)
+    assert states(pool, works) == ["succeeded"] + ["running"] * 3
+    bot.sync(*map(active, works[1:3]))
+    assert states(pool, works)[3] == "queued", "it is lost for a bot that lists all that it holds"
+
+
 def test_a_lease_that_an_assigner_has_granted_meanwhile_is_told_beside_those_that_are_not_listed(pool: Pool) -> None:
     bot, works = waiting(pool, 3, capacity=4, enabled=False)
     (new,) = pool.submit()
