@@ -295,6 +295,17 @@ def _kept_durations(text: str) -> str:
     return _DURATION.sub(lambda found: found[0].replace(" ", _KEPT), text)
 
 
+def print_json(value: object) -> None:
+    """Print one JSON document on one line, with times in ISO 8601."""
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_jsonable))
+
+
+def _jsonable(value: object) -> object:
+    from pydantic_core import to_jsonable_python  # only what prints such values takes the time to import it
+
+    return to_jsonable_python(value)
+
+
 def tell(text: str) -> None:
     """Print a sentence to standard error. On a terminal that is too narrow, it goes on below, between two words.
 

@@ -9,13 +9,13 @@ from leasehold.errors import LeaseholdError
 from leasehold.wire import escaped
 
 from assigner.cli import reports
-from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
+from assigner.cli.output import Caller, Calling, duration, reason_option
 from assigner.cli.policy import versions
 from assigner.cli.resources import group
 from assigner.operator_resources.declaration import Resource
 from assigner.operator_resources.registry import RESOURCES
 from schema import clock
-from schema.readable import Column, Group, going_on, moment, table
+from schema.readable import Column, Group, going_on, moment, print_json, table
 from schema.tenancy import drains
 from schema.validation import check_name
 

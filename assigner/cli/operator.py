@@ -11,7 +11,7 @@ from leasehold.wire import escaped, suggestion
 
 from assigner.cli import mistakes
 from assigner.cli.completion import Named
-from assigner.cli.output import as_json, duration, print_json
+from assigner.cli.output import as_json, duration
 from assigner.config import loading
 from assigner.settings import Installation, first_line, require_safe_way
 from schema import clock, readable
@@ -20,7 +20,7 @@ from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
-from schema.readable import Column, Group, moment, print_line, table, tell
+from schema.readable import Column, Group, moment, print_json, print_line, table, tell
 from schema.sql import SCHEMA
 from schema.tenancy import instances, restored, roles, tokens
 

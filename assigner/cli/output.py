@@ -1,13 +1,11 @@
 """Shared parts of the operator's commands: JSON, durations, reasons, and options of calls to a gateway."""
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
-from pydantic_core import to_jsonable_python
 
 from schema.validation import MAX_REASON, check_text, read_duration
 
@@ -41,11 +39,6 @@ def _reason(_context: click.Context, _option: click.Parameter, value: str) -> st
 
 
 reason_option = click.option("--reason", default="", callback=_reason, metavar="TEXT", help="Kept in the audit log.")
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON document on one line."""
-    click.echo(json.dumps(to_jsonable_python(value), ensure_ascii=False, separators=(",", ":")))
 
 
 # Calls to a gateway.

@@ -10,14 +10,14 @@ from leasehold.errors import BadInput
 from leasehold.wire import MAX_LIST
 from pydantic import TypeAdapter
 
-from assigner.cli.output import Caller, Calling, duration, print_json
+from assigner.cli.output import Caller, Calling, duration
 from assigner.queries.demand import MAX_BOTS, MAX_UNITS
 from assigner.queries.report import MAX_WINDOW, EstimateReport, Report
 from schema import readable
 from schema.accounting import accounts
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
-from schema.readable import Column, Group, table
+from schema.readable import Column, Group, print_json, table
 from schema.validation import check_name, load_zone
 
 #: Longest time that the gateway may take for a report, seconds.

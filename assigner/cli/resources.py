@@ -15,10 +15,10 @@ from leasehold.wire import MAX_LIST, escaped
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from assigner.cli.output import Caller, Calling, Record, print_json, reason_option
+from assigner.cli.output import Caller, Calling, Record, reason_option
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
 from schema.fields import plain
-from schema.readable import FIGURES, Column, Group, plural, table, tell
+from schema.readable import FIGURES, Column, Group, plural, print_json, table, tell
 from schema.validation import read_duration
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 
 from assigner import logs
 from assigner.cli.operator import pass_installation
-from assigner.cli.output import as_json, print_json
+from assigner.cli.output import as_json
 from assigner.config.loading import Reloader
 from assigner.loops import Signals, exit_within, standing
 from assigner.process.app_files import AppFiles
@@ -24,7 +24,7 @@ from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation, PoolSettings
 from schema.gc_tuning import infrequent_gc
-from schema.readable import print_line, tell
+from schema.readable import print_json, print_line, tell
 from schema.validation import FARM, OF_FARM, metrics_place, metrics_refusal
 
 #: Port of the console unless another is given; `leasehold console` has the same.

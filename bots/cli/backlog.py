@@ -68,7 +68,7 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     with caller.client() as client, acting(client, chosen) as (jobs, told):
         answers = client.cancel(jobs, all_submissions=all_submissions, told=told)
     if caller.json:
-        output.print_json(answers)
+        readable.print_json(answers)
     else:
         _print(answers, _state)
     _refuse_absent(answers)
@@ -148,7 +148,7 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
     if answers is not None:
         _print_results(caller, answers, _priority)
     elif caller.json:
-        output.print_json({"changed": changed})
+        readable.print_json({"changed": changed})
     else:
         click.echo(f"{plural(changed, 'job')} now {'has' if changed == 1 else 'have'} the priority {number}")
 
@@ -186,7 +186,7 @@ COMMANDS: tuple[click.Command, ...] = (cancel, hold, release, requeue, priority,
 def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
     """Print each job's answer; raise NotFound if a job does not exist."""
     if caller.json:
-        output.print_json(answers)
+        readable.print_json(answers)
     _refuse_if_over(answers)
     if not caller.json:
         _print(answers, story)

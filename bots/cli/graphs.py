@@ -68,7 +68,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool
         if wait:
             finish(client, taken["id"], None, caller=caller, timeout=None)
         elif caller.json:
-            output.print_json(taken)
+            readable.print_json(taken)
         else:
             click.echo(taken["id"])
 
@@ -104,7 +104,7 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int, watch: fl
         nonlocal whole
         found = client.graphs.show(whole, instance=instance, nodes=nodes)
         whole = found["id"]  # by the next look the name may be that of a newer graph
-        output.print_json(found) if caller.json else _print_graph_and_nodes(found)
+        readable.print_json(found) if caller.json else _print_graph_and_nodes(found)
 
     shown(caller, watch, look)
 
@@ -123,7 +123,7 @@ def list_graphs(
 
     def look(client: Client) -> None:
         found = client.graphs.list(instance=instance, open=open, limit=limit, before=before)
-        output.print_json(found) if caller.json else _list_graphs(found)
+        readable.print_json(found) if caller.json else _list_graphs(found)
 
     shown(caller, watch, look)
 
@@ -178,7 +178,7 @@ def retry(
         if wait:
             finish(client, done["id"], None, caller=caller, timeout=None)
         elif caller.json:
-            output.print_json(done)
+            readable.print_json(done)
         else:
             for node in done["nodes"]:
                 click.echo(f"node {node['node']} again as {node['id']}")
@@ -193,7 +193,7 @@ def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
     with caller.client() as client:
         done = client.graphs.cancel(_whole(client, id), instance=instance)
     if caller.json:
-        output.print_json(done)
+        readable.print_json(done)
     else:
         output.line("", f"{done['id']} {done['state']}, {plural(done['jobs'], 'job')} cancelled or asked to stop")
     if not done["jobs"] and done["state"] in ("finished", "replaced"):
@@ -237,7 +237,7 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
     """Wait until no node of the graph can run any more, and print it. Raises LeaseholdError unless all succeeded."""
     with graph_progress() as told:
         found = client.graphs.wait(graph, instance=instance, timeout=timeout, told=told)
-    output.print_json(found) if caller.json else _print_graph(found)
+    readable.print_json(found) if caller.json else _print_graph(found)
     state = GraphState.of(found)
     bad = state.nodes - state.succeeded - state.needless
     if bad:

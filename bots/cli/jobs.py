@@ -17,7 +17,7 @@ from bots.cli.caller import Caller, caller_options, whole_id, whole_ids
 from bots.cli.output import Record
 from bots.cli.waiting import as_written, finish, interruptible
 from bots.cli.watching import Named, shown, watch_option
-from schema import clock, validation
+from schema import clock, readable, validation
 from schema.readable import Column, Group, going_on, plural, table, tell
 
 # The command `explain`
@@ -40,7 +40,7 @@ def explain(caller: Caller, /, id: str, every: bool, watch: float | None) -> Non
 
     def look(client: Client) -> None:
         found = client.explain(whole.of(client))
-        output.print_json(found) if caller.json else print_explanation(found, every=every)
+        readable.print_json(found) if caller.json else print_explanation(found, every=every)
 
     shown(caller, watch, look)
 
@@ -166,7 +166,7 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
         whole = named.of(client)
         job = client.show(whole, forecast=True)
         left = [client.result(whole)] if job["has_result"] and not caller.json else []
-        output.print_json(job) if caller.json else output.print_job(job, left)
+        readable.print_json(job) if caller.json else output.print_job(job, left)
 
     shown(caller, watch, look)
 
@@ -186,10 +186,10 @@ def result(caller: Caller, /, ids: tuple[str, ...], lines: bool) -> None:
     """
     with caller.client() as client:
         if len(ids) == 1 and not lines:
-            output.print_json(client.result(whole_id(client, ids[0])))
+            readable.print_json(client.result(whole_id(client, ids[0])))
             return
         for found in client.results(whole_ids(client, ids)):
-            output.print_json(found)
+            readable.print_json(found)
 
 
 @click.command()
@@ -224,7 +224,7 @@ def logs(caller: Caller, /, id: str, follow: bool, attempt: int | None) -> None:
             pieces = client.follow(job) if follow else client.written(job, attempt=attempt)
             for last in pieces if caller.json else as_written(job, pieces):
                 if caller.json:
-                    output.print_json(asdict(last) | {"data": base64.b64encode(last.data).decode()})
+                    readable.print_json(asdict(last) | {"data": base64.b64encode(last.data).decode()})
                     sys.stdout.flush()
     if last is not None and last.attempt > 1 and attempt is None and not caller.json:
         hint = f"`leasehold logs {id} --attempt {last.attempt - 1}` shows that of the attempt before"
@@ -247,7 +247,7 @@ def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None, watch
 
         def sum_up(client: Client) -> None:
             found = client.summary(wanted["metadata"], instance=instance)
-            output.print_json(found) if caller.json else output.show_summary(found)
+            readable.print_json(found) if caller.json else output.show_summary(found)
 
         shown(caller, watch, sum_up)
         return
@@ -256,7 +256,7 @@ def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None, watch
 
     def look(client: Client) -> None:
         found = client.status()
-        output.print_json(found) if caller.json else output.show_status(found)
+        readable.print_json(found) if caller.json else output.show_status(found)
 
     shown(caller, watch, look)
 
@@ -274,7 +274,7 @@ def list_bots(caller: Caller, /, watch: float | None) -> None:
 
     def look(client: Client) -> None:
         found = client.bots()
-        output.print_json(found) if caller.json else output.list_bots(found)
+        readable.print_json(found) if caller.json else output.list_bots(found)
 
     shown(caller, watch, look)
 
@@ -289,7 +289,7 @@ def show_bot(caller: Caller, /, name: str, watch: float | None) -> None:
 
     def look(client: Client) -> None:
         found = client.bot(name)
-        output.print_json(found) if caller.json else output.show_bot(found)
+        readable.print_json(found) if caller.json else output.show_bot(found)
 
     shown(caller, watch, look)
 
@@ -319,7 +319,7 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
     if bot is not None and bot["leases"]:
         raise LeaseholdError(f"bot '{name}' is no longer draining: another operator ended the drain")
     if caller.json:
-        output.print_json(answer)
+        readable.print_json(answer)
     else:
         click.echo(f"{name} {'takes work again' if undo else 'holds nothing' if wait else 'takes no more work'}")
 

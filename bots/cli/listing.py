@@ -100,7 +100,7 @@ def list_jobs(
         else:
             foreseen = {"forecast": "true"} if forecast or "starts" in columns else {}
             found = client.list(limit=most, cursor=cursor, **where, **asked, **foreseen)
-            output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs, columns)
+            readable.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs, columns)
         if found.next is not None and watch is None:
             click.echo(f"next page: {_next(found, most, where, asked)}", err=True)
 
@@ -117,7 +117,7 @@ def _print_results(client: Client, limit: int | None, cursor: str | None, asked:
         left = _left(client, [job["id"] for job in page.jobs])
         for job in page.jobs:
             if job["id"] in left:
-                output.print_json({**job, "exit_code": None, "has_result": False, "result": None, **left[job["id"]]})
+                readable.print_json({**job, "exit_code": None, "has_result": False, "result": None, **left[job["id"]]})
         cursor = page.next
         if cursor is None or limit is not None:
             return page
@@ -146,7 +146,7 @@ def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | 
     with caller.client() as client:
         found = client.values(key, contains=contains, instance=instance, limit=limit)
     if caller.json:
-        output.print_json(found)
+        readable.print_json(found)
     else:
         for value in found:
             click.echo(output.plain(value))

@@ -52,11 +52,6 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 MAX_SHOWN_RESULT = 2000
 
 
-def print_json(value: object) -> None:
-    """Print one JSON document on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-
-
 def terminal() -> bool:
     """Return True if standard error is a terminal; progress is shown only then."""
     return sys.stderr.isatty()

@@ -124,7 +124,7 @@ def _by_option() -> Iterator[None]:
 def _planned(caller: Caller, found: Record, job: Record) -> None:
     """Print what `schedule add` would make."""
     if caller.json:
-        output.print_json({**found, "job": job})
+        readable.print_json({**found, "job": job})
         return
     would = "would be replaced" if found["exists"] else "would be made"
     output.line(f"{found['name']} of {found['instance']} {would}; its next ticks: ", "")
@@ -152,7 +152,9 @@ def apply(caller: Caller, /, app: str, prune: bool, take_over: bool) -> None:
     with caller.client() as client:
         done = periodic.apply(pool, client, prune=prune, take_over=take_over)
     if caller.json:
-        output.print_json([{**vars(each), "next_tick": each.next_tick and each.next_tick.isoformat()} for each in done])
+        readable.print_json(
+            [{**vars(each), "next_tick": each.next_tick and each.next_tick.isoformat()} for each in done]
+        )
         return
     if not done:
         click.echo(output.plain(f"the app '{periodic.app_of(pool)}' declares no schedules"))
@@ -196,7 +198,7 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
     with caller.client() as client:
         found = client.schedules.list(instance=instance)
     if caller.json:
-        output.print_json(found)
+        readable.print_json(found)
         return
     columns = (
         Column("instance", leaves=7),
@@ -241,7 +243,7 @@ def show(caller: Caller, /, name: str, instance: str | None) -> None:
     with caller.client() as client:
         found = client.schedules.show(name, instance=instance)
     if caller.json:
-        output.print_json(found)
+        readable.print_json(found)
         return
     job, left_out, since = found.pop("job"), found.pop("left_out"), found.pop("left_out_since")
     if left_out:
@@ -313,7 +315,7 @@ def run_now(caller: Caller, /, name: str, key: str | None, instance: str | None)
     with caller.client() as client:
         taken = client.schedules.run_now(name, key=key, instance=instance)
     if caller.json:
-        output.print_json({"id": taken.id, "created": taken.created})
+        readable.print_json({"id": taken.id, "created": taken.created})
     else:
         click.echo(taken.id)
 
@@ -328,14 +330,14 @@ def remove(caller: Caller, /, name: str, take_over: bool, instance: str | None) 
     with caller.client() as client:
         client.schedules.remove(name, instance=instance, take_over=take_over)
     if caller.json:
-        output.print_json({"name": name, "removed": True})
+        readable.print_json({"name": name, "removed": True})
     else:
         click.echo(f"{output.plain(name)} is removed")
 
 
 def _told(caller: Caller, done: Record, verb: str) -> None:
     if caller.json:
-        output.print_json(done)
+        readable.print_json(done)
         return
     following = f"; the next tick is {readable.tick(done['next_tick'])}" if done["next_tick"] else ", disabled"
     click.echo(output.plain(f"{done['name']} is {verb}{following if verb != 'disabled' else ''}"))

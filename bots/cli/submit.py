@@ -14,6 +14,7 @@ from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.jobs import print_plan
 from bots.cli.waiting import NAMED, finish_file, follow_command
+from schema import readable
 from schema.readable import plural, tell
 
 
@@ -107,7 +108,7 @@ def submit(
         if wait and file is None:
             return follow_command(client, ids[0], caller=caller, quiet=quiet)
         if caller.json and not wait:
-            output.print_json([{"id": job.id, "created": job.created} for job in taken])
+            readable.print_json([{"id": job.id, "created": job.created} for job in taken])
         elif not caller.json and not (wait and sys.stdout.isatty() and len(ids) > NAMED):
             click.echo("\n".join(ids))
         if wait:
@@ -157,7 +158,7 @@ def _named(refused: BadInput, lines: Sequence[int], file: IO[bytes] | None) -> B
 def _print_plans(found: Sequence[Mapping[str, Any]], lines: Sequence[int], *, caller: Caller) -> None:
     """Print what would become of the jobs; lines: of the file that holds them, empty for one job."""
     if caller.json:
-        output.print_json(found)
+        readable.print_json(found)
         return
     for nth, each in enumerate(found):
         if lines:
@@ -189,7 +190,7 @@ def _with_callback(
 
             finish_graph(client, taken["graph"], None, caller=caller, timeout=None)
         elif caller.json:
-            output.print_json(taken)
+            readable.print_json(taken)
         else:
             click.echo(taken["graph"])
 

@@ -19,7 +19,7 @@ from leasehold.states import FINAL, WAITING, JobState
 from bots.cli import output
 from bots.cli.caller import Caller
 from bots.cli.output import Record
-from schema import clock
+from schema import clock, readable
 from schema.readable import divided, going_on, plural, tell
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def follow_command(client: Client, id: str, *, caller: Caller, quiet: bool) -> i
                 reasons.tell(id)
         (job,) = client.wait([id])
     if caller.json:
-        output.print_json([job])
+        readable.print_json([job])
     else:
         more = ", output cut" if (job.get("result") or {}).get("output_truncated") else ""
         more += f"; `leasehold show {id}` tells more" if job["state"] == JobState.DEAD else ""
@@ -299,7 +299,7 @@ def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float
             if not caller.json:
                 display.put(output.ending(job))
     if caller.json:
-        output.print_json(ended)
+        readable.print_json(ended)
     known = {job["id"] for job in ended}
     open_still = [job for job in ids if job not in known]
     if open_still:
@@ -317,7 +317,7 @@ def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bo
     with interruptible(ids):
         ended = list(_ended(client, ids, tally=tally, display=display, timeout=None))
     if caller.json:
-        output.print_json(ended)
+        readable.print_json(ended)
     else:
         bad = [job for job in ended if job["state"] != JobState.SUCCEEDED]
         for job in bad[:NAMED]:

@@ -25,7 +25,7 @@ from bots.demo import workload
 from bots.demo.report import Board, Report, Result, read_result, report
 from bots.demo.tenants import Tenancy, Tenants
 from bots.demo.workload import Module
-from schema import clock
+from schema import clock, readable
 
 #: Unfinished jobs count as lost if no job became final for this many seconds. It is longer than the longest job may run
 #: and than the session of a lost bot may live.
@@ -92,7 +92,7 @@ def run(pool: Pool, options: Options, *, chance: random.Random) -> Report:
             found = work(client, workload.find_modules(options.jobs), console=console)
             tenancy = tenants.finish()
     if options.json:
-        output.print_json(
+        readable.print_json(
             asdict(found)
             | {"preemptions": tenancy.preemptions, "quota_max_exceeded": tenancy.exceeded, "tenancy": asdict(tenancy)}
         )

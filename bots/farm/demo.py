@@ -16,10 +16,9 @@ from typing import Any
 import click
 from leasehold.errors import LeaseholdError
 
-from bots.cli import output
 from bots.farm.client import Client, Work
 from bots.farm.storage.upstream import Digest
-from schema import clock
+from schema import clock, readable
 
 #: C files of the program, beside its main one; and clients that ask for the same action at the same time.
 FILES, TOGETHER = 11, 4
@@ -83,7 +82,7 @@ def run(address: str, kill: Callable[[str], None], *, victims: Sequence[str], as
         same=sum(objects[name] == local[name] for name in sources),
         says=said,
     )
-    output.print_json(asdict(found)) if as_json else click.echo(_described(found))
+    readable.print_json(asdict(found)) if as_json else click.echo(_described(found))
     if not found.good or program != again:
         raise LeaseholdError("the build through the door is not as it has to be: see above")
     return found

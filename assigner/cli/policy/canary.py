@@ -7,10 +7,10 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
-from assigner.cli.output import Caller, Calling, duration, print_json, reason_option, version_number
+from assigner.cli.output import Caller, Calling, duration, reason_option, version_number
 from assigner.operator_resources.canaries import EVERY, LEAST, STEPS
 from schema.readable import duration as in_words
-from schema.readable import moment, plural, table
+from schema.readable import moment, plural, print_json, table
 
 _FIGURES = (
     ("sample", "waits known"), ("starts", "starts"), ("fetched", "fetched by bots"), ("p50_wait", "median wait"),

@@ -8,8 +8,8 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
-from assigner.cli.output import Caller, Calling, duration, print_json, reason_option, version_number
-from schema.readable import Column, moment, plural, table
+from assigner.cli.output import Caller, Calling, duration, reason_option, version_number
+from schema.readable import Column, moment, plural, print_json, table
 from schema.readable import duration as in_words
 
 #: Words for what is counted, as of an instance.

@@ -11,11 +11,11 @@ from leasehold.wire import escaped
 from pydantic_core import to_jsonable_python
 
 from assigner.cli import names
-from assigner.cli.output import Caller, Calling, is_version, print_json, reason_option
+from assigner.cli.output import Caller, Calling, is_version, reason_option
 from assigner.cli.policy import canary
 from assigner.cli.policy.shadow import add_shadow, tell
 from schema.policy import versions
-from schema.readable import Column, Group, moment, plural, table
+from schema.readable import Column, Group, moment, plural, print_json, table
 
 #: Stands for the version in force.
 ACTIVE = "active"

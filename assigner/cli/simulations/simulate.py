@@ -17,7 +17,6 @@ import psycopg
 from leasehold.errors import BadInput, NotReady
 from pydantic import ValidationError
 
-from assigner.cli.output import print_json
 from assigner.cli.simulations import comparison
 from assigner.config import loading
 from assigner.process.policies import DECLARED, merged
@@ -34,7 +33,7 @@ from schema.policy.versions import Content
 from schema.postgres import migrate
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.readable import duration, tell
+from schema.readable import duration, print_json, tell
 
 #: Who keeps reports, as the audit tells it.
 ACTOR = "local"

@@ -9,7 +9,6 @@ import click
 from leasehold.errors import BadInput
 from pydantic import ValidationError
 
-from assigner.cli.output import print_json
 from assigner.cli.simulations.simulate import Asked, Tried, read, require_can_write, tell_progress
 from assigner.operator_resources import versions as activation
 from assigner.process.policies import deciding, merged
@@ -21,7 +20,7 @@ from assigner.simulation.runs import Trial, run_all
 from assigner.simulation.tuning import Parameter, Tuned, Values, Wish, changed, parameters_of, tune
 from schema.fields import first_error
 from schema.policy import versions
-from schema.readable import duration, number, plural, table
+from schema.readable import duration, number, plural, print_json, table
 
 ACTOR = "tune"
 
