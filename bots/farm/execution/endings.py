@@ -47,7 +47,7 @@ class Watched:
 
     end: asyncio.Task[Any]
 
-    def __init__(self, news: News | None) -> None:
+    def __init__(self, news: News | None = None) -> None:
         self.news = news
         self._waiting: set[asyncio.Future[None]] = set()
 
