@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from math import ceil
 
 from assigner import metrics
@@ -26,14 +27,15 @@ from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingKinds
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
-from assigner.preemption.reclaim import BATCH, OnPlan, reclaim, reclaim_admitted
+from assigner.preemption.reclaim import BATCH, OnPlan, reclaim
 from schema.clock import Monotonic
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
 from schema.moves.waiting.pause import set_aside
-from schema.picking import queues, ready
+from schema.picking import preemption, queues, ready
 from schema.picking.constrained import QueueHead, QueueScan
 from schema.picking.pick import Order, ReadyJob
+from schema.picking.preemption import StarvedJob
 from schema.picking.ready import Scope
 from schema.postgres import advisory
 from schema.postgres.connection import Connection, commit_lazily
@@ -245,16 +247,9 @@ class PriorityAgeAssigner:
         is_due = not cycle.granted or self._now() >= self._memory.reclaim_due
         if self._quotas.preemption and pending.below_minimum and is_due:
             self._memory.reclaim_due = self._now() + settings.interval
-            cycle.evicted += reclaim(
-                connection,
-                scope,
-                self._quotas,
-                sync=self._timing.sync,
-                actor=self.name,
-                again=cycle.holds_quotas,
-                used=cycle.used_kept,
-                policy=self._policy,
-                on_plan=cycle.on_plan,
+            delay, sync = self._quotas.preemption_delay, self._timing.sync
+            self._reclaim(
+                connection, preemption.starved_jobs(connection, scope, delay=delay, sync=sync, limit=BATCH), cycle
             )
         if cycle.granted and not cycle.evicted:
             # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
@@ -267,28 +262,34 @@ class PriorityAgeAssigner:
         A gate may have closed again when the room is free; then another job of the instance gets it. This comes before
         the pick, because a pick lets queues rest whose jobs find no room.
         """
-        quotas = self._quotas
-        most = BATCH + cycle.kept_units
-        heads = self._admission.pick_below_minimum(connection, scope, most=most, delay=quotas.preemption_delay)
+        most, delay = BATCH + cycle.kept_units, self._quotas.preemption_delay
+        heads = self._admission.pick_below_minimum(connection, scope, most=most, delay=delay)
         ids = [head.job.id for head in heads]
         if ids and cycle.paused:
             paused = set_aside(connection, ids)
             cycle.set_aside += len(paused)
             ids = [each for each in ids if each not in paused]
         if ids:
-            sync, actor = self._timing.sync, self.name
-            cycle.evicted = reclaim_admitted(
-                connection,
-                scope,
-                ids,
-                quotas,
-                sync=sync,
-                actor=actor,
-                used=cycle.used_kept,
-                policy=self._policy,
-                on_plan=cycle.on_plan,
-            )
+            starved = preemption.starved_among(connection, scope, ids, delay=delay, sync=self._timing.sync)
+            self._reclaim(connection, starved, cycle)
             cycle.holds_quotas = True
+
+    def _reclaim(
+        self, connection: Connection, starved: tuple[Sequence[StarvedJob], datetime | None], cycle: CycleResult
+    ) -> None:
+        waiting, now = starved
+        cycle.evicted += reclaim(
+            connection,
+            waiting,
+            now,
+            self._quotas,
+            sync=self._timing.sync,
+            actor=self.name,
+            again=cycle.holds_quotas,
+            used=cycle.used_kept,
+            policy=self._policy,
+            on_plan=cycle.on_plan,
+        )
 
     def _take_slot(self, connection: Connection, cycle: CycleResult) -> bool:
         """Take a slot and a part of the fleet, if the batch is large. False if other assigners hold all slots.

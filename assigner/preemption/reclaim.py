@@ -24,61 +24,24 @@ OnPlan = Callable[[StarvedJob, Sequence[OccupiedBot], datetime, Eviction | None]
 
 def reclaim(
     connection: Connection,
-    scope: Scope,
-    settings: QuotaSettings,
-    *,
-    sync: float,
-    actor: str,
-    again: bool,
-    used: Counter[int],
-    policy: int | None = None,
-    on_plan: OnPlan | None = None,
-) -> int:
-    """Evict for jobs that have waited for `preemption_delay` seconds; returns the number of victims that were asked.
-
-    A job for which some bot has room is left to the next pick. again: this transaction has granted leases. used: kept
-    units of each bot that cover jobs which were looked at before. The units that cover these jobs are added to it.
-    policy: the version by which it is decided, which evictions name. on_plan: called with each plan.
-    """
-    waiting, now = preemption.starved_jobs(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
-    return _reclaim_for(
-        connection, waiting, now, settings, sync, actor, again=again, used=used, policy=policy, on_plan=on_plan
-    )
-
-
-def reclaim_admitted(
-    connection: Connection,
-    scope: Scope,
-    job_ids: Sequence[int],
-    settings: QuotaSettings,
-    *,
-    sync: float,
-    actor: str,
-    used: Counter[int],
-    policy: int | None = None,
-    on_plan: OnPlan | None = None,
-) -> int:
-    """Evict as `reclaim` does, for constrained jobs whose gates are open and whose rows are locked."""
-    waiting, now = preemption.starved_among(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
-    return _reclaim_for(
-        connection, waiting, now, settings, sync, actor, again=False, used=used, policy=policy, on_plan=on_plan
-    )
-
-
-def _reclaim_for(
-    connection: Connection,
     waiting: Sequence[StarvedJob],
     now: datetime | None,
     settings: QuotaSettings,
+    *,
     sync: float,
     actor: str,
-    *,
     again: bool,
     used: Counter[int],
     policy: int | None = None,
     on_plan: OnPlan | None = None,
 ) -> int:
-    """Evict for these jobs, most urgent first. Jobs that are covered by kept units of their instance are left out."""
+    """Evict for these jobs, which come most urgent first; returns the number of victims that were asked.
+
+    A job for which some bot has room is left to the next pick, and one that kept units of its instance cover needs
+    nothing. now: the database's time; None without a job. again: this transaction has granted leases. used: kept units
+    of each bot that cover jobs which were looked at before. The units that cover these jobs are added to it. policy:
+    the version by which it is decided, which evictions name. on_plan: called with each plan.
+    """
     freed: Counter[tuple[int, int]] = Counter()
     evicted, patience = 0, sync + KILL_ALLOWANCE + settings.reservation
     wanting = Counter(bot_id for job in waiting for bot_id in job.kept_bots)
@@ -104,28 +67,41 @@ def _reclaim_for(
         if eviction is None:
             hopeless[wanted] = deadline
             continue
-        has_evicted = preempt(
-            connection,
-            preemptor=job.id,
-            units=job.units,
-            cohort=job.cohort,
-            instance=job.instance,
-            seen=job.kept_until,
-            bot_id=eviction.bot.id,
-            victims=[(victim.job_id, victim.fence) for victim in eviction.victims],
-            rule=eviction.rule,
-            receipt={**eviction.receipt, "policy": policy},
-            sync=sync,
-            patience=patience,
-            actor=actor,
-            again=again,
-        )
-        if has_evicted:
+        if _evict(connection, eviction, policy=policy, sync=sync, patience=patience, actor=actor, again=again):
             freed[of] += job.units
             evicted += len(eviction.victims)
         # An eviction that came to nothing has locked quotas, too.
         again = True
     return evicted
+
+
+def _evict(
+    connection: Connection,
+    eviction: Eviction,
+    *,
+    policy: int | None,
+    sync: float,
+    patience: float,
+    actor: str,
+    again: bool,
+) -> bool:
+    job = eviction.preemptor
+    return preempt(
+        connection,
+        preemptor=job.id,
+        units=job.units,
+        cohort=job.cohort,
+        instance=job.instance,
+        seen=job.kept_until,
+        bot_id=eviction.bot.id,
+        victims=[(victim.job_id, victim.fence) for victim in eviction.victims],
+        rule=eviction.rule,
+        receipt={**eviction.receipt, "policy": policy},
+        sync=sync,
+        patience=patience,
+        actor=actor,
+        again=again,
+    )
 
 
 @dataclass(frozen=True)

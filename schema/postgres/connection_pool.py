@@ -106,11 +106,15 @@ class ConnectionPool:
             self._changed.notify()
 
 
-# Conversion of values, where the driver's general way costs more than the statement
+# Conversion of values, where the driver's general way does not fit
 
 
 class FastListDumper(ListDumper):
-    """Dumps a list of integers or of strings as one text, which the statement casts; other lists as usual."""
+    """Dumps a list of integers or of strings as one text, which the statement casts; other lists as usual.
+
+    The driver's way names a type that depends on the largest integer. A statement is prepared for the types of its
+    values, so it would be prepared once for each combination of them.
+    """
 
     def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:
         return self.cls if _is_fast(obj) else super().get_key(obj, format)

@@ -93,7 +93,7 @@ def test_preempt_cancel_what_is_kept_for_a_job_that_is_cancelled_is_for_its_inst
 
 def evict_by(connection: Connection, stale: Any) -> int:
     """Evict by a plan that was read before."""
-    return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False, used=Counter())
+    return reclaim_module.reclaim(connection, *stale, EAGER, sync=1.0, actor="test", again=False, used=Counter())
 
 
 def test_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy: Tenancy, race: Race) -> None:
