@@ -203,7 +203,6 @@ class SyncCall:
     remaining: float
     #: The bot's live leases before the call.
     held: list[Row] = field(default_factory=list)
-    account: ReportOutcome = field(default_factory=ReportOutcome)
     #: The jobs whose starts calls of the batch have reported.
     started: Collection[int] = ()
     #: The attempts that the call has ended.
@@ -214,6 +213,8 @@ class SyncCall:
     due: list[Row | FetchedLease] = field(default_factory=list)
     #: How many live leases neither the bot nor the answer lists, because nothing has changed for them.
     left_out: int = 0
+    #: What the bot's report means, once it has been compared.
+    account: ReportOutcome = field(init=False)
     #: The units of the bot, as they will be written.
     bot_capacity: BotCapacity = field(init=False)
     #: The bot's report; None if it has been applied before.

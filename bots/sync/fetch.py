@@ -278,30 +278,27 @@ def fetch_after_sync(
 
 def _fetch_requests(connection: Connection, settings: FetchSettings, free: Sequence[SyncCall]) -> list[FetchRequest]:
     """Return the requests of those bots that may be given a job."""
-    requests = list[FetchRequest]()
+    wanting = list[tuple[SyncCall, int, tuple[int, ...]]]()
     for sync_call in free:
-        bot, ended, free_units = sync_call.bot, sync_call.ended, sync_call.bot_capacity.units
+        ended = sync_call.ended
         completed = sum(job.verdict in call.COMPLETED for job in ended)
         # Room that a call has left to constrained jobs stays free until an assigner uses it.
-        ahead = sync_call.sync is not None and sync_call.sync.ahead and not bot.gated
-        limit = settings.limit(completed=completed, free_units=free_units, ahead=ahead)
+        ahead = sync_call.sync is not None and sync_call.sync.ahead and not sync_call.bot.gated
+        limit = settings.limit(completed=completed, free_units=sync_call.bot_capacity.units, ahead=ahead)
         if limit > 0:
-            fetching = FetchingBot(
-                bot.id,
-                bot.name,
-                bot.kind,
-                bot.cohort,
-                bot.instance,
-                bot.pool,
-                bot.capacity,
-                free_units,
-                returned=sorted({job.instance for job in ended}),
-            )
-            requests.append(FetchRequest(fetching, limit))
+            wanting.append((sync_call, limit, tuple(sorted({job.instance for job in ended}))))
     # The instances whose units a call has returned matter only if some instance has a maximum.
-    if len({tuple(request.bot.returned) for request in requests}) > 1 and not quotas.any_maximum(connection):
-        return [replace(request, bot=replace(request.bot, returned=())) for request in requests]
-    return requests
+    matter = len({returned for _, _, returned in wanting}) <= 1 or quotas.any_maximum(connection)
+    return [
+        FetchRequest(_fetching(sync_call, returned if matter else ()), limit) for sync_call, limit, returned in wanting
+    ]
+
+
+def _fetching(sync_call: SyncCall, returned: Sequence[int]) -> FetchingBot:
+    bot, free_units = sync_call.bot, sync_call.bot_capacity.units
+    return FetchingBot(
+        bot.id, bot.name, bot.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, free_units, returned=returned
+    )
 
 
 def _free_units_before(sync_call: SyncCall) -> int:
