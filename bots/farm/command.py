@@ -86,7 +86,7 @@ class Parts:
 @click.option(
     "--cas",
     metavar="ADDRESS",
-    help="The server that keeps blobs and results: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:PATH.",
+    help="The server that keeps blobs and results: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:/PATH.",
 )
 @click.option(
     "--storage",
@@ -126,7 +126,13 @@ def clients(installation: Installation, address: str | None) -> None:
     These are lines for .bazelrc, recc.conf and pants.toml, and the command of a bot.
     """
     from bots.farm import clients
+    from bots.farm.settings import door_address
 
+    if address is not None:
+        try:
+            door_address(address)
+        except ValueError as error:
+            raise BadInput("--address", str(error)) from None
     own, kept, anonymous = (installation.settings.farm, *(installation.data / each for each in ("farm.url", ANONYMOUS)))
     if address is None and kept.is_file() and anonymous.is_file():
         own = own.model_copy(update={"anonymous": anonymous.read_text().strip()})

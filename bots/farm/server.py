@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 import uvloop
 from google.longrunning.operations_proto_pb2 import CancelOperationRequest, GetOperationRequest
 from google.protobuf.empty_pb2 import Empty
@@ -27,7 +28,7 @@ from bots.farm.metrics import DoorMetrics
 from bots.farm.refusals import answering, end, streaming
 from bots.farm.settings import FarmSettings, timing_of_workers
 from bots.farm.storage import capabilities, passthrough
-from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed
+from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed, said
 from bots.farm.workers import bot_sessions
 from bots.farm.workers.bot_sessions import BotSessions
 from bots.gateway.long_poll import LongPolls
@@ -39,12 +40,15 @@ from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.timing import Timing
 
+_log = structlog.get_logger(__name__)
 T = TypeVar("T")
 EXECUTION, OPERATIONS = f"/{API}.Execution/", "/google.longrunning.Operations/"
 #: Seconds within which calls under way must end when the door stops. Streams are told at once to wait elsewhere.
 STOP_WITHIN = 5.0
 #: Seconds between two looks whether the storage of this door still runs.
 LOOK_EVERY = 0.5
+#: Seconds between two looks whether the storage answers, and what it means if it does not.
+LOOK_AT_STORAGE, AWAY = 5.0, (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 #: Calls that may wait until the door begins with them.
 MOST_PENDING = 100_000
 #: Clients send batches of at most `capabilities.MOST_BATCH`, so larger messages only take memory.
@@ -103,6 +107,8 @@ class Door:
         await server.start()
         on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
         loops = [asyncio.create_task(each.run()) for each in (watches, builds) if each is not None]
+        storage = Upstream(channel, instance=settings.cas_instance)
+        loops.append(asyncio.create_task(_tell_of_storage(storage, settings.cas)))
         happened = await until
         for each in loops:
             each.cancel()
@@ -287,6 +293,23 @@ def run(
 
     # It takes a quarter less processor time for an action than the loop of asyncio.
     return uvloop.run(serve())
+
+
+async def _tell_of_storage(upstream: Upstream, address: str) -> None:
+    """Log that the storage does not answer, and that it does again, until this is cancelled."""
+    is_away = False
+    while True:
+        await asyncio.sleep(LOOK_AT_STORAGE)
+        try:
+            await upstream.look()
+        except grpc.aio.AioRpcError as error:
+            if not is_away and error.code() in AWAY:
+                _log.warning("the storage does not answer, so calls wait for it", cas=address, reason=said(error))
+                is_away = True
+        else:
+            if is_away:
+                _log.info("the storage answers again", cas=address)
+            is_away = False
 
 
 async def _until_ended(process: "subprocess.Popen[bytes] | None", told: "asyncio.Queue[signal.Signals | None]") -> None:

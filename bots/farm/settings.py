@@ -3,13 +3,14 @@
 Every process of the pool reads the whole configuration, so this module imports nothing of gRPC.
 """
 
+import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from leasehold.errors import BadInput
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bots.gateway.settings import is_loopback
 from schema.fields import Name
@@ -19,12 +20,48 @@ from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, Kind
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
 PORT = 8980
+MAX_PORT = 65535
 #: What clients tell of the build that an action belongs to.
 Told = Literal["invocation", "correlated", "target", "mnemonic", "tool"]
 METADATA: tuple[Told, ...] = ("invocation", "correlated", "target", "mnemonic", "tool")
-_ADDRESS = r"^(grpcs?://[^/\s]+:[0-9]{1,5}|unix:/\S+)$"
-_DOOR = r"^grpcs?://[^/\s]+:[0-9]{1,5}$"
-_PATH = r"^/\S+$"
+_SERVER = re.compile(r"grpcs?://[^/\s]+:([0-9]{1,5})")
+_SOCKET = re.compile(r"unix:/\S+")
+_PATH = re.compile(r"/\S+")
+_MOUNT = re.compile(r"/[^:\s]*")
+_COMMON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@ -]{0,63}")
+
+
+def door_address(value: str) -> str:
+    """Return the address if it may be that of a door. Raises ValueError."""
+    found = _SERVER.fullmatch(value)
+    if found is None or not 0 < int(found[1]) <= MAX_PORT:
+        raise ValueError("is no address: write grpc://HOST:PORT, or grpcs://HOST:PORT with TLS")
+    return value
+
+
+def _storage_address(value: str) -> str:
+    try:
+        return value if _SOCKET.fullmatch(value) else door_address(value)
+    except ValueError:
+        raise ValueError("is no address: write grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:/PATH") from None
+
+
+def _formed(form: re.Pattern[str], otherwise: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not form.fullmatch(value):
+            raise ValueError(otherwise)
+        return value
+
+    return AfterValidator(check)
+
+
+_StorageAddress = Annotated[str, AfterValidator(_storage_address)]
+_DoorAddress = Annotated[str, AfterValidator(door_address)]
+_Path = Annotated[str, _formed(_PATH, "is no path: it begins with '/' and has no spaces")]
+_Mount = Annotated[str, _formed(_MOUNT, "is no path: it begins with '/' and has neither ':' nor spaces")]
+_CommonName = Annotated[
+    str, _formed(_COMMON_NAME, "is no common name: use letters, digits, '.', '_', '@', '-' and ' ', at most 64")
+]
 
 
 #: How often a worker's session lasts as long as a bot's. Before each new try at a door that is away, buildbox-worker
@@ -149,28 +186,24 @@ class FarmSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    port: int = Field(default=PORT, ge=0, le=65535)
+    port: int = Field(default=PORT, ge=0, le=MAX_PORT)
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    certificates: Mapping[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@ -]{0,63}$")], CertificateScope] = (
-        Field(default_factory=dict)
-    )
-    cas: str | None = Field(default=None, pattern=_ADDRESS)
+    certificates: Mapping[_CommonName, CertificateScope] = Field(default_factory=dict)
+    cas: _StorageAddress | None = None
     cas_ca: Path | None = None
     cas_cert: Path | None = None
     cas_key: Path | None = None
     cas_instance: str = Field(default="", max_length=255)
     anonymous: Name | None = None
     anonymous_workers: bool = False
-    bots_reach: str | None = Field(default=None, pattern=_DOOR)
-    bots_ca: str | None = Field(default=None, pattern=_PATH)
-    bots_token_file: str | None = Field(default=None, pattern=_PATH)
-    bots_cert: str | None = Field(default=None, pattern=_PATH)
-    bots_key: str | None = Field(default=None, pattern=_PATH)
-    mounts: tuple[Annotated[str, Field(pattern=r"^/[^:\s]*$")], ...] = (
-        *("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives"),
-    )
+    bots_reach: _DoorAddress | None = None
+    bots_ca: _Path | None = None
+    bots_token_file: _Path | None = None
+    bots_cert: _Path | None = None
+    bots_key: _Path | None = None
+    mounts: tuple[_Mount, ...] = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives")
     max_attempts: int = Field(default=3, ge=1, le=100)
     staging_seconds: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT)
     queue_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)

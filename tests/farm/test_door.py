@@ -18,9 +18,11 @@ import pytest
 from google.longrunning.operations_proto_pb2 import ListOperationsRequest, ListOperationsResponse
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from leasehold.errors import BadInput, Forbidden, NotReady
+from structlog.testing import capture_logs
 
 from assigner.api.submission import submit_completed
 from assigner.queries import builds
+from bots.farm import server
 from bots.farm.client import Client, Work, response_of
 from bots.farm.execution.jobs import END, NEWS, Jobs, ends_in
 from bots.farm.execution.request_metadata import HEADERS
@@ -478,6 +480,25 @@ def test_actions_that_were_stored_together_are_not_stored_again_if_they_cannot_b
     assert (made.created, made.instance, asked) == (True, "default", []), "what was just made is not looked at"
     assert [type(each) for each in asyncio.run(submits(2))] == [psycopg.errors.InternalError_] * 2
     assert (len(asked), len(pool.rows("SELECT FROM job_followers"))) == (1, 2)
+
+
+def test_the_log_tells_once_that_the_storage_is_away_and_that_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LOOK_AT_STORAGE", 0.0)
+    nothing = grpc.aio.Metadata()
+    away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="no\nsocket")
+    answers = iter([None, away, away, None, away])
+
+    class Storage(upstream.Upstream):
+        def __init__(self) -> None: ...
+
+        async def look(self) -> None:
+            if (error := next(answers)) is not None:
+                raise error
+
+    with capture_logs() as logs, pytest.raises(RuntimeError):  # the answers are over
+        asyncio.run(server._tell_of_storage(Storage(), "unix:/a"))
+    told = ("warning", "UNAVAILABLE: no socket")
+    assert [(each["log_level"], each.get("reason")) for each in logs] == [told, ("info", None), told]
 
 
 def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_it_withdraws(

@@ -137,6 +137,12 @@ def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends(monkeypatch: pytest.M
     found = asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(top))))
     assert found == [Digest.of(b"gone"), Digest.of(b"b")]
     assert len(asked) == len({*asked}) == 5
+    large = [Digest("1" * 64, upstream.MOST_READ + size) for size in (1, 2)]
+    above = remote_execution_pb2.Directory(directories=[node(digest=each.message) for each in large])
+    data = above.SerializeToString()
+    blobs[Digest.of(data)] = data
+    found = asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(data))))
+    assert found == large[1:], "no call can read a large directory, but it may be missing"
     monkeypatch.setattr(trees, "MOST_NODES", 10)
     names = [remote_execution_pb2.FileNode(digest=Digest("0" * 64, n).message) for n in range(trees.MOST_NODES)]
     wide = remote_execution_pb2.Directory(files=names).SerializeToString()
@@ -320,7 +326,12 @@ def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_pa
         ({**pair, "certificates": {"a": {}}}, "nothing without tls_client_ca"),
         ({"certificates": {"a": {"kind": "bot"}}}, "needs a bot name"),
         ({"certificates": {"a": {"kind": "operator", "instance": "ci"}}}, "means nothing"),
-        ({"certificates": {"\n": {}}}, "match pattern"),
+        ({"certificates": {"\n": {}}}, "is no common name"),
+        ({"cas": "127.0.0.1:8981"}, "is no address: write grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:/PATH"),
+        ({"cas": "grpc://a:65536"}, "is no address"),
+        ({"bots_reach": "unix:/a"}, "is no address: write grpc://HOST:PORT, or grpcs://HOST:PORT with TLS"),
+        ({"bots_ca": "ca.pem"}, "is no path: it begins with '/'"),
+        ({"mounts": ["/a:/b"]}, "is no path: it begins with '/'"),
     ):
         with pytest.raises(ValidationError, match=refusal):
             FarmSettings(**given)
@@ -362,7 +373,20 @@ def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, mon
         pass
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "gone" / "result"))
-    assert run_action.main([f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]) == run_action.NOT_RUN
+    command = [f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]
+    assert run_action.main(command) == run_action.NOT_RUN
+    # The client is told of it, as the last reason.
+    monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "result"))
+    told = []
+    for change in (lambda: None, lambda: monkeypatch.setattr(run_action, "program", lambda _: None)):
+        change()
+        assert run_action.main([*command, "--token-file=/no/such/file"]) == run_action.NOT_RUN
+        left = outcome.left((tmp_path / "result").read_text())
+        told.append(outcome.response(F, "exit code 70", left, job="1").status.message)
+    assert told[0] == "exit code 70: [Errno 2] No such file or directory: '/no/such/file'"
+    assert told[1] == "exit code 70: buildbox-run is not on its bot's machine"
+    (told,) = [outcome.response(F, "exit code 127", outcome.left(None), job="1").status]
+    assert told.message == "exit code 127: its bot could not start leasehold-action"
 
 
 def test_all_who_wait_for_an_action_see_each_change_and_what_has_ended_its_watch() -> None:

@@ -24,7 +24,7 @@ from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
 from bots.farm.settings import FarmSettings
 from bots.farm.storage import trees
-from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
+from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed, said
 from bots.gateway.long_poll import LongPolls, PollTopic
 from bots.gateway.workers import WorkerPool
 from schema.requests import JobRequest
@@ -240,7 +240,7 @@ class Endings:
         except Missing as error:
             return error.digests
         except (BadInput, grpc.aio.AioRpcError) as error:
-            _log.warning("the inputs of an action were not looked at", job=job, reason=str(error)[:300])
+            _log.warning("the inputs of an action were not looked at", job=job, reason=said(error)[:300])
             return ()
 
     async def _fetched(self, told: Left, digest: Digest) -> Left:
@@ -261,7 +261,7 @@ class Endings:
                     raise Missing(*absent[:3])
                 await self._upstream.store(found[0].digest, result)
         except (Missing, BadInput, grpc.aio.AioRpcError) as error:
-            _log.warning("the result of an action is not kept", job=job, reason=str(error)[:300])
+            _log.warning("the result of an action is not kept", job=job, reason=said(error)[:300])
 
     async def derived(self, ended: Ended) -> actions.Runnable | None:
         """Return the action that a job names, as it is in the storage; None if the job runs something else.

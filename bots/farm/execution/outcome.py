@@ -15,6 +15,7 @@ from google.rpc import code_pb2
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, WAITING, EndKind, JobState, end_kind
 
+from bots.farm.execution.actions import NOT_STARTED, PROGRAM
 from bots.farm.identity import ACTOR
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import violations
@@ -35,6 +36,8 @@ _CODES: Mapping[EndKind, int] = {
     EndKind.QUEUE_TIMEOUT: code_pb2.UNAVAILABLE,
     EndKind.LOST: code_pb2.FAILED_PRECONDITION,
 }
+#: What the reason of a job means whose program has left nothing.
+_NOT_STARTED = {f"exit code {code}": f"its bot could not start {PROGRAM}" for code in NOT_STARTED}
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ def _verdict(state: JobState, reason: str, told: Left, missing: int = 0) -> tupl
     code = _CODES.get(end_kind(state, reason))
     if code is not None:
         return code, reason
-    return code_pb2.INTERNAL, ": ".join(each for each in (reason, told.message) if each) or "it was not run"
+    why = told.message or _NOT_STARTED.get(reason, "")
+    return code_pb2.INTERNAL, ": ".join(each for each in (reason, why) if each) or "it was not run"
 
 
 def is_cached(state: JobState, told: Left, *, cacheable: bool) -> bool:

@@ -3,7 +3,7 @@
 It runs on a bot, as an ordinary job. It is started for each action, so it imports neither the database nor gRPC nor the
 messages of the API, unless a result is too large to be left with the job, or an action has timed out or could not be
 run. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its
-result is left, or the storage does not have its inputs, which another try would not change. 70: it could not be run, so
+result is left, or its inputs are not there or no tree, which another try would not change. 70: it could not be run, so
 that the job is tried again.
 """
 
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 #: See `bots.farm.execution.actions`, which this program does not import.
 NOT_RUN = 70
 #: Codes of google.rpc.Code.
-OK, DEADLINE_EXCEEDED, FAILED_PRECONDITION, INTERNAL = 0, 4, 9, 13
+OK, INVALID_ARGUMENT, DEADLINE_EXCEEDED, FAILED_PRECONDITION, INTERNAL = 0, 3, 4, 9, 13
 #: How often the runner repeats a call that the storage does not answer, and the milliseconds before the first time. The
 #: waits grow, and together they last longer than a door takes to come back.
 RETRIES, RETRY_MS = 8, 250
@@ -49,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     where = os.environ.get("LEASEHOLD_RESULT")
     runner = program(RUNNER)
-    if where is None or runner is None:
-        missing = "LEASEHOLD_RESULT is not set" if where is None else f"{RUNNER} is not on this machine"
-        print(f"error: {missing}", file=sys.stderr)
+    if where is None:
+        print("error: LEASEHOLD_RESULT is not set", file=sys.stderr)
         return NOT_RUN
+    if runner is None:
+        return _not_run(Path(where), f"{RUNNER} is not on its bot's machine")
     work = Path(where).parent
     try:
         for file in _files(given).values():
@@ -62,8 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ended(_run(runner, given, work), given, work, Path(where))
     except Exception as error:
         # A full disk, or storage that went away while it took a large result, is no end of the action.
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return NOT_RUN
+        return _not_run(Path(where), _said(error))
+
+
+def _not_run(where: Path, message: str) -> int:
+    """Tell why an action could not be run: in the job's output, and to its client. Return the exit code of the job."""
+    print(f"error: {message}", file=sys.stderr)
+    with suppress(OSError):
+        _leave(where, code=INTERNAL, message=message)
+    return NOT_RUN
+
+
+def _said(error: Exception) -> str:
+    try:
+        from bots.farm.storage.upstream import said
+    except ImportError as lacking:
+        return str(lacking)
+    return said(error) or type(error).__name__
 
 
 def _run(runner: str, given: argparse.Namespace, work: Path) -> int:
@@ -103,11 +120,17 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
     try:
         data = (work / "action-result").read_bytes()
     except FileNotFoundError:
-        if missing := _missing(given):
+        from leasehold.errors import BadInput
+
+        try:
+            missing = _missing(given)
+        except BadInput as error:
+            _leave(where, code=INVALID_ARGUMENT, message=str(error))
+            return 1
+        if missing:
             _leave(where, code=FAILED_PRECONDITION, message=f"the storage does not have {missing} of its inputs")
             return 1
-        _leave(where, code=INTERNAL, message=f"{RUNNER} ended with {code} and left no result")
-        return NOT_RUN
+        return _not_run(where, f"{RUNNER} ended with {code} and left no result")
     ended_with = exit_code(data)
     timed_out = ended_with == KILLED and _took_too_long(given.action, data)
     told: dict[str, Any] = {"code": DEADLINE_EXCEEDED if timed_out else OK}

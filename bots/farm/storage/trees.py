@@ -48,12 +48,18 @@ async def looked(upstream: Upstream, look: Look) -> list[Digest]:
 
 
 def missing_inputs(root: Digest) -> Look:
-    """Return the directories and files below a directory that are not there. Raises BadInput for no directory."""
+    """Return the directories and files below a directory that are not there. Raises BadInput for no directory.
+
+    Of a directory with more than `MOST_READ` bytes only itself is looked for.
+    """
     absent, files, level, seen = list[Digest](), dict[Digest, None](), [root], {root}
     while level:
         found = {each: b"" for each in level if not each.size}
-        for group in groups([each for each in level if each.size], MOST_READ):
+        for group in groups([each for each in level if 0 < each.size <= MOST_READ], MOST_READ):
             found |= yield Read(group)
+        large = [each for each in level if each.size > MOST_READ]
+        gone = set((yield from _missing(large)))
+        found |= {each: b"" for each in large if each not in gone}
         below: list[Digest] = []
         for each in level:
             if each not in found:

@@ -86,6 +86,13 @@ class Missing(Exception):
         self.digests = digests
 
 
+def said(error: Exception) -> str:
+    """Return what an error says; of a call, its status and details, in one line."""
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name}: {' '.join(str(error.details()).split())}"
+    return str(error)
+
+
 def parsed(kind: type[M], data: bytes, field: str) -> M:
     """Return the message that these bytes are. Raises BadInput, naming `field`."""
     try:
@@ -187,6 +194,14 @@ class Upstream:
         """Return what the server says that it can do. Raises grpc.aio.AioRpcError."""
         asked = remote_execution_pb2.GetCapabilitiesRequest(instance_name=self._instance)
         return await self._call(CAPABILITIES + "GetCapabilities", asked, remote_execution_pb2.ServerCapabilities)
+
+    async def look(self) -> None:
+        """Ask the server for an answer, and wait for none that is away. Raises grpc.aio.AioRpcError."""
+        asked = remote_execution_pb2.GetCapabilitiesRequest(instance_name=self._instance)
+        call = self.channel.unary_unary(
+            CAPABILITIES + "GetCapabilities", request_serializer=type(asked).SerializeToString
+        )
+        await call(asked, timeout=ANSWER_WITHIN)
 
     async def _call(self, method: str, request: Message, answer: type[M]) -> M:
         call = self.channel.unary_unary(
