@@ -151,6 +151,29 @@ def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends(monkeypatch: pytest.M
         asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(wide))))
 
 
+def test_what_a_door_remembers_of_actions_has_a_bound_also_if_many_ask_for_one_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs = [b"%d" % number for number in range(3000)]
+    named = {Digest.of(each): each for each in blobs}
+    monkeypatch.setattr(upstream, "REMEMBERED", most := 100_000)
+
+    class Storage(upstream.Upstream):
+        async def _call(self, _method: str, asked: Any, answer: Any) -> Any:
+            await asyncio.sleep(0)
+            digest = Digest(asked.digests[0].hash, asked.digests[0].size_bytes)
+            return answer(responses=[answer.Response(digest=digest.message, data=named[digest])])
+
+    async def read() -> int:
+        storage = Storage(None)  # type: ignore[arg-type]  # it makes no calls
+        for _ in range(2):
+            for digest in named:
+                await asyncio.gather(*(storage.read(digest) for _ in range(2)))
+        return sum(sys.getsizeof(key) + sys.getsizeof(key.hash) + len(data) for key, data in storage._known.items())
+
+    assert most / 4 < asyncio.run(read()) < most
+
+
 def test_a_cached_result_counts_only_while_its_outputs_are_there() -> None:
     """Storage may tell of outputs that it has lost; a tree that is none counts as lost."""
     output = remote_execution_pb2.OutputFile(path="a", digest=Digest("0" * 64, 1).message)
@@ -372,6 +395,15 @@ def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, mon
     with pytest.raises(BadInput, match="chmod 700"), programs.running(tmp_path):
         pass
     assert tmp_path.stat().st_mode & 0o777 == 0o755
+    # A door that is killed leaves its socket in its own directory, and the next one takes it.
+    monkeypatch.setattr(programs, "MOST_SOCKET", 1000)
+    (tmp_path / "blobs").mkdir(mode=0o700)
+    (tmp_path / "blobs" / "socket").touch()
+    with programs.running(tmp_path / "blobs") as own:
+        assert own.address == f"unix:{tmp_path}/blobs/socket"
+    monkeypatch.setattr(programs, "MOST_SOCKET", 1)
+    with programs.running(tmp_path / "blobs") as own:
+        assert str(tmp_path) not in own.address
     monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "gone" / "result"))
     command = [f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]
     assert run_action.main(command) == run_action.NOT_RUN

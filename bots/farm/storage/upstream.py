@@ -23,8 +23,9 @@ BYTESTREAM = "/google.bytestream.ByteStream/"
 MOST_MESSAGE = 16 * 1024 * 1024
 #: Largest action, command or result that the door reads, bytes.
 MOST_READ = 3 * 1024 * 1024
-#: Bytes of actions and commands that are remembered: a build asks for the same ones again.
-REMEMBERED = 32 * 1024 * 1024
+#: Bytes of actions and commands that are remembered: a build asks for the same ones again. Most are small, so what
+#: Python takes for one beside its bytes counts too.
+REMEMBERED, BESIDE = 32 * 1024 * 1024, 512
 #: Seconds within which the storage must answer a call of the door. It waits so long for storage that is away.
 ANSWER_WITHIN = 20.0
 
@@ -211,7 +212,8 @@ class Upstream:
         return found
 
     def _remember(self, digest: Digest, data: bytes) -> None:
+        if digest not in self._known:
+            self._bytes += len(data) + BESIDE
         self._known[digest] = data
-        self._bytes += len(data)
         while self._bytes > REMEMBERED:
-            self._bytes -= len(self._known.popitem(last=False)[1])
+            self._bytes -= len(self._known.popitem(last=False)[1]) + BESIDE
