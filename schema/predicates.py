@@ -118,6 +118,11 @@ IN_FRONT = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND NOT constrained AND
 IN_CONSTRAINED_FRONT = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constrained AND priority >= -1000"
 #: READY in an expression that matches no index, so that the planner must use the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
+#: Leases `l` that are live, pending and running, in words that match no index of live leases: a statement that has the
+#: primary key of each uses that.
+STILL_LIVE = "l.ended_at IS NULL"
+STILL_PENDING = f"{STILL_LIVE} AND l.state IS NOT DISTINCT FROM 'pending'"
+STILL_ACTIVE = "l.state IS NOT DISTINCT FROM 'active'"
 #: A job that waits until it may be tried again; the end of that wait. A cycle makes due jobs ready before it picks.
 AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
 DUE = "schedule_after <= now()"

@@ -31,7 +31,6 @@ class BotStatus(StrEnum):
 FETCHED = "proactive"
 
 HELD = frozenset({JobState.LEASED, JobState.RUNNING, JobState.CANCELLING})
-LIVE = frozenset({LeaseState.PENDING, LeaseState.ACTIVE, LeaseState.CANCELLING})
 
 _J = JobState
 

@@ -279,7 +279,6 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _OF_A_PAST = (
     click.option("--since", metavar="DURATION", callback=_duration, help="Take so much of the past. By default 24h."),
     click.option(

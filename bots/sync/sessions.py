@@ -24,14 +24,6 @@ def digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
-    """Open one session as `open_sessions` does, or raise its error."""
-    (answer,) = open_sessions(database, [request], timing=timing)
-    if isinstance(answer, BadInput):
-        raise answer
-    return answer
-
-
 def open_sessions(
     database: Database, requests: Sequence[OpenSession], *, timing: Timing, tracer: AttemptTracer | None = None
 ) -> list[Session | BadInput]:

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds
 from schema.postgres.statements import Statement
-
-#: The condition of a lease that its bot has not acknowledged, written so that it matches no index of live leases; the
-#: primary key finds the lease.
-PENDING = "l.ended_at IS NULL AND l.state IS NOT DISTINCT FROM 'pending'"
+from schema.predicates import STILL_PENDING
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ WITH told AS MATERIALIZED (
             THEN now() + make_interval(secs => h.timeout_seconds + :sync + {kill_seconds("l.bot_id")}) END
     FROM told t JOIN held h ON h.id = t.job_id
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
-        AND {PENDING}
+        AND {STILL_PENDING}
     RETURNING l.job_id
 )
 UPDATE jobs j SET state = 'running', started_at = clock_timestamp(), queue_deadline = NULL
@@ -50,7 +47,7 @@ RETURNING j.id
 DELIVER = Statement(f"""
 UPDATE leases l SET delivered_at = clock_timestamp()
 FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
-WHERE l.job_id = t.job_id AND l.fence = t.fence AND {PENDING}
+WHERE l.job_id = t.job_id AND l.fence = t.fence AND {STILL_PENDING}
 """)
 
 

@@ -1,6 +1,6 @@
 """blocked -> queued: unblock, and blocked -> cancelled: cancel, when what a node of a graph waits for ends.
 
-Every move that ends jobs calls `settle` in its transaction, after all that it locks itself. Each edge is walked once,
+Every move that ends jobs calls `unblock` in its transaction, after all that it locks itself. Each edge is walked once,
 when its parent ends. An edge is met if the parent succeeded, or if it says `run`; of a parent that ended otherwise,
 `block` leaves the child blocked for ever, and `cancel` cancels it, and with it what depends on it by such edges.
 
@@ -23,7 +23,7 @@ from schema.postgres.statements import Statement
 log = structlog.get_logger()
 
 #: Whether there is a graph that is not over, true or null: the column with which a statement that ends jobs asks for
-#: `settle`. From the newest on, for those that are over may still stand in the index.
+#: `unblock`. From the newest on, for those that are over may still stand in the index.
 ANY_OPEN_GRAPH = "(SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1)"
 
 # Nodes that end now, those that are cancelled with them, however deep they lie, and the rest of what is due.

@@ -21,6 +21,7 @@ from schema.postgres import fragments
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota
 from schema.postgres.statements import Row, Statement
+from schema.predicates import STILL_LIVE
 from schema.validation import MAX_AGAINS, MAX_KILLS
 
 # Credit for the ends of attempts, in the transaction that ends them.
@@ -120,10 +121,6 @@ def credit(connection: Connection, credits: Sequence[Credit]) -> None:
     ).scalar_one()
     if new:
         connection.execute(TRIM, {"bot_ids": sorted(set(new)), "limit": LABELS})
-
-
-#: The condition of a live lease. No index of live leases matches what it says, so that the primary key finds the lease.
-LIVE = "l.ended_at IS NULL"
 
 
 class Verdict(StrEnum):
@@ -232,7 +229,7 @@ WITH told AS MATERIALIZED (
         ended_event = nextval('stored_events_id_seq'), ended_by = h.actor, ended_from = h.state,
         ended_to = {_NEXT_STATE}, verdict = h.verdict, report = nullif(h.details, '{{{{}}}}')
     FROM held h
-    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {LIVE}
+    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {STILL_LIVE}
     RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, h.max_lost, h.agains, l.cohort,
         l.instance, l.units, l.stop_reason, l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged,
         {_KILLED} AS killed,

@@ -12,14 +12,12 @@ from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds, newest_leases
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
-from schema.predicates import DRAIN, HEALTHY
+from schema.predicates import DRAIN, HEALTHY, STILL_ACTIVE
 
 # The bot and the jobs of the victims are locked after the job of the preemptor, out of order, hence SKIP LOCKED.
 LOCK_PREEMPTOR = Statement("""
 SELECT id FROM jobs WHERE id = :preemptor AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
 """)
-#: The condition of a running lease, written so that it matches no index of live leases: the primary key finds it.
-ACTIVE = "l.state IS NOT DISTINCT FROM 'active'"
 LOCK_BOT = Statement(f"""
 SELECT id FROM bots
 WHERE id = :bot_id AND {HEALTHY.of(bot="")} AND NOT {KEPT_BY_OTHERS} FOR NO KEY UPDATE SKIP LOCKED
@@ -49,7 +47,7 @@ WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.cohort, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
     JOIN leases l ON l.job_id = t.job_id AND l.fence = t.fence
-    WHERE {ACTIVE} AND l.bot_id = :bot_id
+    WHERE {STILL_ACTIVE} AND l.bot_id = :bot_id
 ), asked AS MATERIALIZED (
     SELECT v.cohort, v.instance, sum(v.units) AS units FROM victims v GROUP BY v.cohort, v.instance
 ), stopping AS MATERIALIZED (
@@ -86,7 +84,7 @@ WITH asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'preempt',
         due_at = now() + make_interval(secs => :sync + {kill_seconds("l.bot_id")})
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
-    WHERE l.job_id = t.job_id AND l.fence = t.fence AND {ACTIVE}
+    WHERE l.job_id = t.job_id AND l.fence = t.fence AND {STILL_ACTIVE}
     RETURNING l.job_id, l.fence
 ), noted AS (
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)

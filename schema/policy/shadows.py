@@ -20,8 +20,8 @@ from schema.states import FETCHED
 SECONDS, MOST_SECONDS = 86400.0, 7 * 86400.0
 #: The part of the cycles at which it looks unless it is told otherwise.
 SHARE = 0.01
-#: Error codes: another shadow goes on; none does.
-ANOTHER, NONE = "shadow_running", "no_shadow"
+#: The error code: another shadow goes on.
+ANOTHER = "shadow_running"
 #: Shadows that are kept, the newest.
 KEPT = 20
 #: Starts, those of the newest jobs, of which is told how many were fetches.

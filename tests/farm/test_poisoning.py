@@ -17,12 +17,11 @@ from bots.farm.client import Client, Work, response_of
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage.upstream import ACTION_CACHE, CAS, Digest
 from bots.protocol import OpenSession
-from bots.sync import sessions
 from schema.postgres.statements import Statement
 from schema.tenancy.tokens import Kind, Principal
 from tests.support.farm.doors import FARM_BOT, Farm, finish, left
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Pool
+from tests.support.pool import Pool, open_session
 from tests.support.servers import Served
 
 OUTPUT = b"what somebody else wants others to get"
@@ -215,7 +214,7 @@ def test_only_successes_whose_outputs_are_there_are_kept(farm: Farm) -> None:
 def test_only_bots_that_an_operator_has_named_run_actions_and_nothing_else(farm: Farm) -> None:
     asked = OpenSession(bot="b", capacity=1, properties=RESERVED)
     with pytest.raises(BadInput, match="bots that run actions run nothing else"):
-        sessions.open_session(farm.pool.database, asked, timing=farm.pool.timing)
+        open_session(farm.pool.database, asked, timing=farm.pool.timing)
     tenant = {"kind": Kind.BOT, "id": "t", "bot": "b*", "instance": "ci"}
     with pytest.raises(Forbidden, match=r"leasehold\.farm"):
         Principal(**tenant).check_session("b1", instance="ci", properties=RESERVED)

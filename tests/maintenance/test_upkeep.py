@@ -16,13 +16,12 @@ from assigner.admission.ordering import OrderingSettings
 from assigner.maintenance import upkeep as upkeep_maintenance
 from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Duty
 from bots.protocol import OpenSession
-from bots.sync import sessions
 from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
 from schema.postgres.notify import Wakeups
 from schema.requests import JobRequest
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Bot, Pool, active, admission_state, completed, head
+from tests.support.pool import Bot, Pool, active, admission_state, completed, head, open_session
 from tests.support.race import cancel
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
@@ -286,13 +285,13 @@ def test_waiters_hear_of_every_ending_or_are_told_to_look(
 
 def test_a_repeated_opening_finds_the_session_it_opened(pool: Pool) -> None:
     request = OpenSession(bot="bot-1", secret="s" * 40)
-    first = sessions.open_session(pool.database, request, timing=pool.timing)
+    first = open_session(pool.database, request, timing=pool.timing)
     Bot(pool.sync_service(), first).sync()
     (job,) = pool.submit()
     pool.assigner().run_once()
-    assert sessions.open_session(pool.database, request, timing=pool.timing) == first
+    assert open_session(pool.database, request, timing=pool.timing) == first
     assert pool.job(job).state == "leased"
-    other = sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing)
+    other = open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing)
     assert (other.epoch, pool.job(job).state) == (first.epoch + 1, "queued")
 
 

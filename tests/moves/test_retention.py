@@ -9,7 +9,6 @@ from leasehold.states import JobState
 from assigner.maintenance.retention import PAUSE
 from assigner.maintenance.unnamed_rows import UnnamedRows, gone_bots, idle_queues
 from bots.protocol import OpenSession
-from bots.sync import sessions
 from schema import audit
 from schema.moves import retention
 from schema.moves import sessions as sessions_moves
@@ -17,7 +16,7 @@ from schema.moves.graphs import BEGINNING, delete_graph
 from schema.moves.sessions import drain
 from schema.postgres.connection import Connection
 from tests.support.plans import Watch, watching
-from tests.support.pool import Pool, completed, submitted
+from tests.support.pool import Pool, completed, open_session, submitted
 from tests.support.race import Race, cancel, outcome
 from tests.support.race import retention as delete_finished
 from tests.support.tenancy import Tenancy
@@ -62,7 +61,7 @@ def test_a_bot_that_comes_back_while_it_is_forgotten_gets_a_session(pool: Pool, 
         gone = retention.gone_bots(ahead.connection, age=30 * DAY)
         assert retention.delete_gone_bots(ahead.connection, gone, age=30 * DAY) == 1
         opened = race.second(
-            lambda: sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing), behind=ahead
+            lambda: open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing), behind=ahead
         )
         ahead.commit()
         assert outcome(opened).bot == "bot-1"

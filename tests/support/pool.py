@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from leasehold.errors import LeaseholdError
+from leasehold.errors import BadInput, LeaseholdError
 
 from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.state import AdmissionState
@@ -37,6 +37,14 @@ from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from schema.timing import Timing
 from schema.validation import normal_properties
+
+
+def open_session(database: Database, request: OpenSession, *, timing: Timing) -> Session:
+    """Open one session, or raise its error."""
+    (answer,) = sessions.open_sessions(database, [request], timing=timing)
+    if isinstance(answer, BadInput):
+        raise answer
+    return answer
 
 
 def settled(sync_service: SyncService, call: Call) -> Answer:
@@ -150,7 +158,7 @@ class Pool:
 
     def bot(self, name: str = "bot-1", *, sync_service: SyncService | None = None, **fields: Any) -> Bot:
         """A bot with an open session that has synced once, and so may be given jobs."""
-        session = sessions.open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
+        session = open_session(self.database, OpenSession(bot=name, **fields), timing=self.timing)
         bot = Bot(self.sync_service(enabled=False), session)
         bot.sync()
         bot.sync_service = sync_service or self.sync_service()

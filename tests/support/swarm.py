@@ -8,7 +8,6 @@ import psycopg
 from leasehold.errors import Conflict, NotReady
 
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer, Work
-from bots.sync import sessions
 from bots.sync.call import HeldCall
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
@@ -17,7 +16,7 @@ from schema.postgres.engine import Database
 from schema.postgres.failures import is_outage
 from schema.timing import Timing
 from tests.support.model import Execution, ExecutionLog
-from tests.support.pool import synced
+from tests.support.pool import open_session, synced
 
 #: Part of its session's remaining time after which a bot kills its jobs, so that it does so before the server acts.
 MARGIN = 0.8
@@ -49,7 +48,7 @@ class SimulatedBot:
 
 
 class Swarm:
-    """Many simulated bots on a few threads, which call `sessions.open_session` and `SyncService`.
+    """Many simulated bots on a few threads, which call `sessions.open_sessions` and `SyncService`.
 
     pace: seconds between the syncs of a bot that has nothing to report.
     seconds: run time of each job. properties: a function of the bot's number.
@@ -135,7 +134,7 @@ class Swarm:
 
     def _open(self, bot: SimulatedBot) -> None:
         sent = clock.monotonic()
-        bot.session = sessions.open_session(self.database, bot.open, timing=self.timing)
+        bot.session = open_session(self.database, bot.open, timing=self.timing)
         bot.seq, bot.unanswered, bot.next_sync = 0, None, 0.0
         bot.deadline = sent + bot.session.expires_in * MARGIN
 

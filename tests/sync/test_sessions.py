@@ -15,7 +15,7 @@ from schema.moves.sessions import SessionOpening, expire
 from schema.moves.waiting.backoff import promote
 from schema.timing import KILL_ALLOWANCE
 from tests.support.plans import statements
-from tests.support.pool import Bot, Pool, active, completed
+from tests.support.pool import Bot, Pool, active, completed, open_session
 from tests.support.race import Race, cancel, outcome
 from tests.support.tenancy import Tenancy, assign, contested
 
@@ -27,7 +27,7 @@ def anew(pool: Pool, *, dead: Session | None = None, **fields: Any) -> Session:
     """Another agent with the name opens a session."""
     told = {} if dead is None else {"dead_session": sessions.digest(dead.secret).hex()}
     request = OpenSession.model_validate({"bot": "bot-1", "capacity": 9, **told, **fields})
-    return sessions.open_session(pool.database, request, timing=pool.timing)
+    return open_session(pool.database, request, timing=pool.timing)
 
 
 def expiry(pool: Pool) -> datetime:
