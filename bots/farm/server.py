@@ -1,12 +1,15 @@
 """The door's server: one process that answers build clients until it is asked to stop."""
 
 import asyncio
+import errno
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -188,7 +191,20 @@ def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:
             return f"grpc://{host}:{server.add_insecure_port(f'{host}:{settings.port}')}"
         return f"grpcs://{host}:{server.add_secure_port(f'{host}:{settings.port}', secure)}"
     except RuntimeError:
-        raise BadInput("farm.port", f"cannot listen on {host}:{settings.port}") from None
+        field, why = _why_not(settings)
+        raise BadInput(f"farm.{field}", f"cannot listen on {host}:{settings.port}{why}") from None
+
+
+def _why_not(settings: FarmSettings) -> tuple[str, str]:
+    """The setting because of which the door cannot listen, and the reason, which gRPC only logs."""
+    try:
+        kind, *_, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind) as tried:
+            tried.bind(place)
+    except OSError as error:
+        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        return "port" if is_taken else "host", f": {error.strerror}"
+    return "port", ""
 
 
 def _credentials(settings: FarmSettings) -> grpc.ServerCredentials | None:
@@ -212,16 +228,33 @@ def _files_for_tls(settings: FarmSettings, ca: str, cert: str, key: str) -> list
 
     gRPC takes what is no certificate, and then refuses every connection: so they are tried here.
     """
-    paths, tried, field = [getattr(settings, each) for each in (ca, cert, key)], ssl.create_default_context(), cert
+    paths = {each: getattr(settings, each) for each in (ca, cert, key)}
+    found = {name: None if path is None else _read(name, path) for name, path in paths.items()}
+    for name in (ca, cert):
+        if found[name] is not None:
+            _try(
+                name,
+                "holds no certificate in PEM form",
+                partial(ssl.SSLContext.load_verify_locations, cafile=paths[name]),
+            )
+    if found[cert] is not None:
+        wrong = f"holds no key in PEM form that belongs to the certificate of farm.{cert}"
+        _try(key, wrong, partial(ssl.SSLContext.load_cert_chain, certfile=paths[cert], keyfile=paths[key]))
+    return [*found.values()]
+
+
+def _read(name: str, path: Path) -> bytes:
     try:
-        if paths[1] is not None:
-            tried.load_cert_chain(paths[1], paths[2])
-        field = ca
-        if paths[0] is not None:
-            tried.load_verify_locations(paths[0])
-        return [None if path is None else path.read_bytes() for path in paths]
-    except (OSError, ssl.SSLError) as error:
-        raise BadInput(f"farm.{field}", f"cannot be used: {error.strerror or error}") from None
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"farm.{name}", f"cannot be used: {error.strerror}") from None
+
+
+def _try(name: str, wrong: str, load: Callable[[ssl.SSLContext], None]) -> None:
+    try:
+        load(ssl.create_default_context())
+    except (OSError, ssl.SSLError):
+        raise BadInput(f"farm.{name}", wrong) from None
 
 
 def _by_service(handlers: Mapping[str, grpc.RpcMethodHandler]) -> list[grpc.GenericRpcHandler]:

@@ -1,6 +1,7 @@
 """The table of what a client is told, the lines for clients, and what the commands refuse."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from bots.farm.storage import capabilities, programs, trees, upstream
 from bots.farm.storage.passthrough import WAITING, Places, of_message, of_stream
 from bots.farm.storage.upstream import Digest
 from schema.requests import JobRequest
+from tests.support.farm.certificates import Authority
 from tests.support.farm.doors import left
 
 S, F, C, D = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD
@@ -363,6 +365,33 @@ def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_pa
         server.listen(None, FarmSettings(tls_cert=tmp_path, tls_key=tmp_path))
     with pytest.raises(BadInput, match=r"farm\.cas_ca: cannot be used"):
         server.credentials_of_storage(FarmSettings(cas="grpcs://a:1", cas_ca=tmp_path))
+
+
+def test_what_a_door_cannot_use_is_blamed_on_its_own_setting(tmp_path: Path) -> None:
+    one, other = (Authority(tmp_path).pair(name) for name in ("one", "other"))
+    for files, refusal in (
+        ({"tls_cert": one["cert"], "tls_key": tmp_path / "none"}, "farm.tls_key: cannot be used: No such file"),
+        ({"tls_cert": one["key"], "tls_key": one["key"]}, "farm.tls_cert: holds no certificate in PEM form"),
+        ({"tls_cert": one["cert"], "tls_key": other["key"]}, "farm.tls_key: holds no key .* belongs to"),
+        ({"tls_cert": one["cert"], "tls_key": one["cert"]}, "farm.tls_key: holds no key"),
+        (
+            {"tls_cert": one["cert"], "tls_key": one["key"], "tls_client_ca": one["key"]},
+            "farm.tls_client_ca: holds no certificate",
+        ),
+    ):
+        with pytest.raises(BadInput, match=f"^{refusal}"):
+            server.listen(None, FarmSettings(**files))
+
+    class Refusing:
+        def add_insecure_port(self, _: str) -> int:
+            raise RuntimeError
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"farm.port: cannot listen on 127.0.0.1:{port}: Address already in use"):
+            server.listen(Refusing(), FarmSettings(port=port))
+    with pytest.raises(BadInput, match=r"farm\.host: cannot listen on localhost\.invalid:0: "):
+        server.listen(Refusing(), FarmSettings.model_construct(host="localhost.invalid", port=0))
 
 
 @hypothesis.given(code=st.integers(-(2**31), 2**31 - 1), text=st.binary(max_size=300), size=st.integers(0, 2**40))
