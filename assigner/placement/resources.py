@@ -41,12 +41,12 @@ from schema.picking.constrained import UNUSABLE, ConstrainedQueue, QueueHead, Qu
 from schema.picking.pick import ReadyJob
 from schema.picking.queues import waiting_kinds
 from schema.postgres.connection import Connection
-from schema.validation import KINDS, WHOLE_GPU, Kind
+from schema.validation import RESOURCE_KINDS, WHOLE_GPU, ResourceKind
 
 #: The most bots with room whose resources are checked for one group of alike jobs.
 MAX_BOTS_READ = 256
 #: The resources of which several jobs on one bot take the sum of what each takes.
-SUMS: frozenset[Kind] = frozenset({"cpu_milli", "memory_mib", "disk_mib"})
+SUMS: frozenset[ResourceKind] = frozenset({"cpu_milli", "memory_mib", "disk_mib"})
 #: The most choices made one after another, each on what the one before it has left.
 ROUNDS = 20
 
@@ -177,7 +177,7 @@ def split_by_resources(jobs: Iterable[ReadyJob | QueueHead]) -> tuple[list[Queue
 def need_of(queue: ConstrainedQueue) -> Need:
     """Return what each job of the queue takes of resources, by kind."""
     wanted = queue.constraints.get("resources")
-    return {kind: wanted[kind] for kind in KINDS if kind in wanted} if wanted else {}
+    return {kind: wanted[kind] for kind in RESOURCE_KINDS if kind in wanted} if wanted else {}
 
 
 def read_resource_snapshot(
@@ -203,7 +203,7 @@ def read_resource_snapshot(
     wanted = [group.wanted(MAX_BOTS_READ) for group in groups]
     roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
     fitting, declared = _fitting(
-        connection, roomy, wanted, needs, kinds=KINDS if Input.RESOURCES in inputs else _kinds(needs)
+        connection, roomy, wanted, needs, kinds=RESOURCE_KINDS if Input.RESOURCES in inputs else _kinds(needs)
     )
     size = settings.sample_size if settings.enabled else MAX_BOTS_READ
     found = [bots[: group.wanted(size).count] for group, bots in zip(groups, fitting, strict=True)]
@@ -249,7 +249,7 @@ def read_waiting_kinds(connection: Connection) -> dict[int, WaitingKinds]:
         terms = {} if kind.terms is None else usable(kind.terms)
         if UNUSABLE not in terms:
             amounts = terms.get("resources", {})
-            need = {each: amount for each in KINDS if (amount := amounts.get(each))}
+            need = {each: amount for each in RESOURCE_KINDS if (amount := amounts.get(each))}
             found[kind.cohort][demand_of(kind.units, need)] += kind.jobs
     return {cohort: WaitingKinds(jobs) for cohort, jobs in found.items()}
 
@@ -289,11 +289,11 @@ def resource_charges(
     return ResourceCharges(found, frozenset(lost))
 
 
-def _kinds(needs: Iterable[Need]) -> list[Kind]:
+def _kinds(needs: Iterable[Need]) -> list[ResourceKind]:
     """The kinds of resources that decide whether such jobs fit: a part of a GPU is taken of a device if there are
     devices."""
     wanted = {kind for need in needs for kind in need}
-    return [kind for kind in KINDS if kind in wanted or (kind == "gpus" and "gpu_milli" in wanted)]
+    return [kind for kind in RESOURCE_KINDS if kind in wanted or (kind == "gpus" and "gpu_milli" in wanted)]
 
 
 def lacking_by_queue(
@@ -338,7 +338,7 @@ def _fitting(
     wanted: Sequence[CandidateRequest],
     needs: Sequence[Need],
     *,
-    kinds: Sequence[Kind],
+    kinds: Sequence[ResourceKind],
 ) -> tuple[list[list[FreeBot]], dict[int, Declared]]:
     """For each group those of its roomy bots that have enough left of what each of its jobs needs, in their order; and
     what all of these bots have left of these kinds of resources, by bot."""
@@ -397,7 +397,7 @@ def missing_resource(need: Need, looked_at: Collection[Declared] | None) -> str:
     return together
 
 
-def _left_for(declared: Declared, kind: Kind) -> float:
+def _left_for(declared: Declared, kind: ResourceKind) -> float:
     """The most of this resource that one job could be given of the bot."""
     if kind == "gpus":
         return sum(left >= WHOLE_GPU for left in declared.gpus or ())

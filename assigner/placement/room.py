@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from schema.fleet.candidates import FreeBot
-from schema.validation import MAX_UNITS, WHOLE_GPU, Kind
+from schema.validation import MAX_UNITS, WHOLE_GPU, ResourceKind
 
 #: The resources that are amounts. `gpu_milli` is one where a bot declares it without GPUs.
-AMOUNTS: tuple[Kind, ...] = ("cpu_milli", "memory_mib", "disk_mib", "gpu_milli")
+AMOUNTS: tuple[ResourceKind, ...] = ("cpu_milli", "memory_mib", "disk_mib", "gpu_milli")
 
-Need = Mapping[Kind, int]
+Need = Mapping[ResourceKind, int]
 #: An amount for each of `AMOUNTS`; None of a bot: any amount.
 Amounts = tuple[float | None, ...]
 _ANY: Amounts = (None,) * len(AMOUNTS)

@@ -12,7 +12,7 @@ from schema.accounting import fair_share
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 from schema.predicates import AT_REST, READY
-from schema.validation import KINDS
+from schema.validation import RESOURCE_KINDS
 
 #: Longest span that a report may cover, seconds.
 MAX_WINDOW = 366 * 86400.0
@@ -247,7 +247,7 @@ def report(connection: Connection, *, window: float) -> Report:
     def rows(statement: Statement) -> Sequence[Row]:
         return connection.execute(statement, values).all()
 
-    values = {"window": window, "most": MAX_ENDED, "kinds": list(KINDS)}
+    values = {"window": window, "most": MAX_ENDED, "kinds": list(RESOURCE_KINDS)}
     span = connection.execute(SPAN, values).one()
     instances = [InstanceReport(**row._asdict()) for row in rows(INSTANCES)]
     seen = connection.execute(EFFICIENCY, {"window": window}).one()

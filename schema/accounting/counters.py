@@ -26,9 +26,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
 from schema.predicates import HEALTHY, has_ready_jobs
-from schema.validation import KINDS as RESOURCE_KINDS
-from schema.validation import MAX_GPUS, WHOLE_GPU, check_name
-from schema.validation import Kind as ResourceKind
+from schema.validation import MAX_GPUS, RESOURCE_KINDS, WHOLE_GPU, ResourceKind, check_name
 
 READ = Statement("""
 SELECT name, used::double precision, most::double precision, slots::double precision, limited_by

@@ -24,7 +24,7 @@ from schema.postgres.fragments import json_array, json_documents, newest_leases,
 from schema.postgres.notify import wake
 from schema.postgres.statements import Row, Statement
 from schema.timing import KILL_GRACE
-from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties
+from schema.validation import MAX_FORGIVEN, RESOURCE_KINDS, Properties, ResourceKind
 
 # In the order of names, so that no two transactions wait for each other's new rows.
 INSERT_BOTS = Statement("""
@@ -227,7 +227,7 @@ class SessionOpening:
     instance: str | None = None
     pool: str | None = None
     labels: Sequence[str] = ()
-    supply: Mapping[Kind, int] | None = None
+    supply: Mapping[ResourceKind, int] | None = None
     dead: bytes | None = None
     cut_off: bool = False
     host: str | None = None
@@ -464,7 +464,7 @@ def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row]
     found: dict[str, Row] = {}
     while missing := sorted(set(names) - found.keys()):
         connection.execute(INSERT_BOTS, {"names": missing})
-        found |= {row.name: row for row in connection.execute(LOCK, {"names": missing, "kinds": list(KINDS)})}
+        found |= {row.name: row for row in connection.execute(LOCK, {"names": missing, "kinds": list(RESOURCE_KINDS)})}
     return found
 
 
