@@ -78,10 +78,13 @@ class Identity:
             raise Forbidden("token: is not for bots, and only they run actions")
         return found
 
-    @staticmethod
-    def instance(caller: Principal, given: str) -> str:
+    def called(self, given: str) -> str:
+        """Return the name of the instance that a client or worker calls so; "" if it names none."""
+        return self._settings.instances.get(given, given)
+
+    def instance(self, caller: Principal, given: str) -> str:
         """Return the instance that a client means. Raises Forbidden."""
-        found = given or caller.instance or DEFAULT_INSTANCE
+        found = self.called(given) or caller.instance or DEFAULT_INSTANCE
         if not caller.may_use_instance(found):
             raise Forbidden(f"instance_name: this caller may only use '{caller.instance}'")
         return found

@@ -158,6 +158,7 @@ class FarmSettings(BaseModel):
     cas_ca, cas_cert, cas_key: PEM files for TLS to that server: its authorities, unset: those that gRPC knows, and the
         door's own certificate and key, if the server asks for them.
     cas_instance: what that server calls its instance.
+    instances: what clients and workers call an instance → its name here. Others call it by that name.
     anonymous: the instance to which callers without a token submit. Unset: every caller needs a token, or a
         certificate that is named.
     anonymous_workers: true if workers of the Remote Workers API need neither a token nor a certificate. Then everybody
@@ -196,6 +197,7 @@ class FarmSettings(BaseModel):
     cas_cert: Path | None = None
     cas_key: Path | None = None
     cas_instance: str = Field(default="", max_length=255)
+    instances: Mapping[Annotated[str, Field(min_length=1, max_length=255)], Name] = Field(default_factory=dict)
     anonymous: Name | None = None
     anonymous_workers: bool = False
     bots_reach: _DoorAddress | None = None

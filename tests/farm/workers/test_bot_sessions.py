@@ -215,6 +215,18 @@ def test_a_worker_that_ends_or_cannot_run_an_action_gives_it_to_others(farm: Far
         )
 
 
+def test_clients_and_workers_may_call_an_instance_as_at_another_farm(pool: Pool, cas: str) -> None:
+    farm = Farm(pool, cas, anonymous="main", anonymous_workers=True, instances={"Builds/main": "main"})
+    with Client(farm.address, instance="Builds/main") as client, Worker(farm.address, parent="Builds/main") as worker:
+        worker.create().update(within=2)
+        stream = client.execute(client.upload(work().blobs())[0])
+        assert next(stream).name.startswith("main/operations/")
+        assert worker.session.name.startswith("Builds/main/w1.")
+        named = "SELECT i.name FROM {} j JOIN instances i ON i.id = j.instance"
+        assert [pool.row(named.format(table)).name for table in ("jobs", "bots")] == ["main", "main"]
+    farm.stop()
+
+
 def test_only_workers_that_an_operator_has_named_run_actions(pool: Pool, cas: str, served: Served) -> None:
     farm = Farm(pool, cas)
     named = {"leasehold.farm": ["action"], "OSFamily": ["*"]}
