@@ -71,6 +71,12 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 """)
 
 
+def _locked(connection: Connection, message: OutputReport | AskInputs) -> LockedBot:
+    """Lock and return the bot whose message this is. Raises Conflict if its session is over."""
+    row = connection.execute(LOCK_BOTS, {"names": [message.bot], "fetches": False}).one_or_none()
+    return check_session(None if row is None else LockedBot._make(row), epoch=message.epoch, secret=message.secret)
+
+
 class SyncService:
     """Settles the calls of bots. Any process may answer any call, because all state is in the database."""
 
@@ -143,9 +149,7 @@ class SyncService:
         """
 
         def work(connection: Connection) -> int:
-            row = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
-            locked = None if row is None else LockedBot._make(row)
-            bot = check_session(locked, epoch=report.epoch, secret=report.secret)
+            bot = _locked(connection, report)
             try:
                 UUID(report.job)
             except ValueError:
@@ -168,9 +172,7 @@ class SyncService:
         """Return the results of parents of a leased node; see `read_inputs`. Raises Conflict as `output` does."""
 
         def work(connection: Connection) -> dict[str, Any]:
-            row = connection.execute(LOCK_BOTS, {"names": [asked.bot], "fetches": False}).one_or_none()
-            locked = None if row is None else LockedBot._make(row)
-            return read_inputs(connection, check_session(locked, epoch=asked.epoch, secret=asked.secret).id, asked)
+            return read_inputs(connection, _locked(connection, asked).id, asked)
 
         return self._database.run(work)
 
