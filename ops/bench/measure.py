@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 from leasehold.errors import LeaseholdError
+from rich.table import Table
 
 from schema.diagnostics.invariants import verify
 from schema.postgres.engine import Database, libpq_url
@@ -91,6 +92,14 @@ def checked(database: Database) -> None:
     broken = [found for found in verify(database) if found.rows]
     if broken:
         raise SystemExit(f"error: invariants are broken: {', '.join(f'{each.id} ({each.title})' for each in broken)}")
+
+
+def blank_table(title: str, *columns: str, names: int = 1) -> Table:
+    """Return an empty table. names: how many of its first columns are names; the others are figures."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        made.add_column(column, no_wrap=True, justify="left" if number < names else "right")
+    return made
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:

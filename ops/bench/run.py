@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ops.bench import pgbouncer
 from ops.bench.fixtures import Shape, server
-from ops.bench.measure import Stretch, per_job, percentiles, spread
+from ops.bench.measure import Stretch, blank_table, per_job, percentiles, spread
 from ops.bench.peers import run as peers_run
 from ops.bench.workloads import Measurement, assigning, cycling, submitting
 
@@ -126,11 +126,8 @@ def _add_peers(contest: Contest, jobs: Any) -> None:
 
 
 def _rates(found: Sequence[Contest]) -> Table:
-    table = Table(title="Jobs per second: median, least and most", title_justify="left", box=None, pad_edge=False)
-    for column in ("shape", "contender"):
-        table.add_column(column, no_wrap=True)
-    for column in ("jobs/s", "least", "most", "Leasehold is"):
-        table.add_column(column, no_wrap=True, justify="right")
+    figures = ("jobs/s", "least", "most", "Leasehold is")
+    table = blank_table("Jobs per second: median, least and most", "shape", "contender", *figures, names=2)
     table.add_column("leaves out", no_wrap=True)
     for contest in found:
         ours = statistics.median(each.rate for each in contest.found[OURS])
@@ -143,12 +140,8 @@ def _rates(found: Sequence[Contest]) -> Table:
 
 
 def _costs(found: Sequence[Contest]) -> Table:
-    table = Table(
-        title="Costs of one job in Leasehold, and milliseconds of a transaction", title_justify="left", box=None
-    )
-    table.add_column("shape", no_wrap=True)
-    for column in ("transactions", "statements", "round trips", "WAL, bytes", "buffers", "p50", "p95", "p99", "lost"):
-        table.add_column(column, no_wrap=True, justify="right")
+    figures = ("transactions", "statements", "round trips", "WAL, bytes", "buffers", "p50", "p95", "p99", "lost")
+    table = blank_table("Costs of one job in Leasehold, and milliseconds of a transaction", "shape", *figures)
     for contest in found:
         stretches = contest.found[OURS]
         costs, waits = per_job(stretches), percentiles([wait for each in stretches for wait in each.waits])

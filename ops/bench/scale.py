@@ -19,10 +19,9 @@ from typing import Any
 import click
 import psycopg
 from rich.console import Console
-from rich.table import Table
 
 from ops.bench.fixtures import Shape, blank, count, empty, fill, filled, opened, server, submit
-from ops.bench.measure import Stretch, checked
+from ops.bench.measure import Stretch, blank_table, checked
 from ops.bench.workers import Assigning, Cycling, Retaining, run
 from ops.bench.workloads import PROCESSES, TOGETHER
 from schema import clock
@@ -374,9 +373,8 @@ def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
         told = ("base", "rate", "ratio", "cpu_ratio")
         click.echo(json.dumps([{**vars(each), **{name: getattr(each, name) for name in told}} for each in found]))
         return
-    table = Table(title="Jobs per second against the base of the same run", title_justify="left", box=None)
-    for column in ("what", "base", "rate", "ratio", "least–most", "CPU ratio", "lost", "deadlocks"):
-        table.add_column(column, no_wrap=True, justify="left" if column == "what" else "right")
+    figures = ("base", "rate", "ratio", "least–most", "CPU ratio", "lost", "deadlocks")
+    table = blank_table("Jobs per second against the base of the same run", "what", *figures)
     for each in found:
         spread = f"{each.ratios[0]:.2f}–{each.ratios[-1]:.2f}" if len(each.pairs) > 1 else ""
         rates = (f"{each.base:,.0f}", f"{each.rate:,.0f}", f"{each.ratio:.2f}", spread)

@@ -23,10 +23,9 @@ from typing import Any
 import click
 from leasehold.errors import LeaseholdError
 from rich.console import Console
-from rich.table import Table
 
 from ops.bench.fixtures import opened
-from ops.bench.measure import cpu_seconds
+from ops.bench.measure import blank_table, cpu_seconds
 from schema import clock
 from schema.postgres import embedded, migrate
 from schema.tenancy import tokens
@@ -184,21 +183,14 @@ def imports(ours: Installation, name: str) -> list[tuple[str, float, float]]:
     return sorted(found, key=lambda row: -row[2])
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, no_wrap=True, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _show_imports(rows: list[tuple[str, float, float]], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: {"own_ms": own, "ms": whole} for name, own, whole in rows}))
         return
-    shown = [(name, f"{own:.1f}", f"{whole:.1f}") for name, own, whole in rows[:SHOWN]]
-    Console().print(_table("Imports, milliseconds", ("module", "itself", "with its imports"), shown))
+    shown = blank_table("Imports, milliseconds", "module", "itself", "with its imports")
+    for name, own, whole in rows[:SHOWN]:
+        shown.add_row(name, f"{own:.1f}", f"{whole:.1f}")
+    Console().print(shown)
 
 
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
@@ -226,9 +218,10 @@ def main(runs: int, *, only: str | None, of: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    columns = ("start of", "processor, s", "least", "most", "passed, s")
-    cells = [(name, *(f"{value:.3f}" for value in figures.values())) for name, figures in found.items()]
-    Console().print(_table("Processor time of a start", columns, cells))
+    shown = blank_table("Processor time of a start", "start of", "processor, s", "least", "most", "passed, s")
+    for name, figures in found.items():
+        shown.add_row(name, *(f"{value:.3f}" for value in figures.values()))
+    Console().print(shown)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rich.table import Table
 from ops.bench import scale, tasks
 from ops.bench.fixtures import Shape, server
 from ops.bench.gateway import latency, throughput
-from ops.bench.measure import Stretch, spread
+from ops.bench.measure import Stretch, blank_table, spread
 from ops.bench.peers import run as peers_run
 from ops.bench.workloads import cycling, submitting
 
@@ -335,11 +335,8 @@ def chosen(found: Sequence[Trial], *, only: Sequence[str], peers: bool) -> list[
 
 def table(results: Sequence[Result]) -> Table:
     """Return the table of all results."""
-    made = Table(title="Targets, as medians of the pairs", title_justify="left", box=None, pad_edge=False)
-    for column in ("name", "what"):
-        made.add_column(column, no_wrap=True)
-    for column in ("ours", "theirs", "ratio", "least–most", "target", ""):
-        made.add_column(column, no_wrap=True, justify="right")
+    figures = ("ours", "theirs", "ratio", "least–most", "target", "")
+    made = blank_table("Targets, as medians of the pairs", "name", "what", *figures, names=2)
     made.add_column("beside", no_wrap=True)
     for each in results:
         median, least, most = spread(each.values)

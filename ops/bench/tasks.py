@@ -31,6 +31,7 @@ from assigner.process.children import Child, Children, Role
 from ops.bench.fixtures import opened
 from ops.bench.gateway.latency import ready
 from ops.bench.measure import (
+    blank_table,
     checked,
     child_named,
     child_pids,
@@ -230,7 +231,9 @@ def measure(
 
 
 def _tables(rates: dict[tuple[str, str], Rate], waits: dict[str, dict[str, float]]) -> Iterator[Table]:
-    table = _table("Tasks that do nothing", ("", "task", "per second", "least", "most", "ratio", "CPU of a task, ms"))
+    table = blank_table(
+        "Tasks that do nothing", "", "task", "per second", "least", "most", "ratio", "CPU of a task, ms", names=2
+    )
     for (name, kind), rate in rates.items():
         shown = rate.figures()
         ratio = rates["leasehold", kind].figures()["per_second"] / shown["per_second"]
@@ -238,17 +241,10 @@ def _tables(rates: dict[tuple[str, str], Rate], waits: dict[str, dict[str, float
         cells = [f"{shown[each]:,.0f}" for each in ("per_second", "least", "most")]
         table.add_row(name, kind, *cells, f"{ratio:.2f}", cpu)
     yield table
-    table = _table("Defer to first line, ms", ("", "p50", "p99"))
+    table = blank_table("Defer to first line, ms", "", "p50", "p99")
     for name, found in waits.items():
         table.add_row(name, f"{found['p50']:.1f}", f"{found['p99']:.1f}")
     yield table
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True, justify="left" if column in ("", "task") else "right")
-    return table
 
 
 def _option(name: str, default: int, least: int, meaning: str) -> Callable[..., Any]:

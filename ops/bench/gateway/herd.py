@@ -30,7 +30,7 @@ from ops.bench.fixtures import Shape, opened, properties, submit
 from ops.bench.gateway.latency import ready
 from ops.bench.gateway.simulated_agents import OPEN, SYNC, AgentGroup, AgentProcesses, Noted, agent_processes
 from ops.bench.gateway.throughput import scratch
-from ops.bench.measure import checked, cpu_seconds, cpu_seconds_of_tree, percentiles
+from ops.bench.measure import blank_table, checked, cpu_seconds, cpu_seconds_of_tree, percentiles
 from schema import clock
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
@@ -253,11 +253,8 @@ def run(agents: int, residents: int, *, seconds: float, ttl: float, processes: i
 
 def table(found: Sequence[Return]) -> Table:
     """Show the returns, one in each column."""
-    shown = Table(title="Agents that come at once", title_justify="left", box=None, pad_edge=False)
     rows = [asdict(each) for each in found]
-    shown.add_column("")
-    for row in rows:
-        shown.add_column(row.pop("what"), justify="right")
+    shown = blank_table("Agents that come at once", "", *(row.pop("what") for row in rows))
     for name in rows[0]:
         shown.add_row(name.replace("_", " "), *(f"{row[name]:g}" for row in rows))
     return shown

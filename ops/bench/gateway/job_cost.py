@@ -31,7 +31,7 @@ from rich.table import Table
 from assigner.process.children import Child, Children, Role
 from ops.bench.fixtures import opened
 from ops.bench.gateway.latency import ready
-from ops.bench.measure import cpu_seconds_of_tree
+from ops.bench.measure import blank_table, cpu_seconds_of_tree
 from schema import clock
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import libpq_url
@@ -168,10 +168,8 @@ def measure(pool: IdlePool, *, jobs: int, rounds: int) -> dict[str, JobCost]:
 
 
 def _table(costs: Mapping[str, JobCost]) -> Table:
-    table = Table(title="Processor time, milliseconds", title_justify="left", box=None, pad_edge=False)
-    table.add_column("process", no_wrap=True)
-    for column in ("one job", "least", "most", "a second without jobs"):
-        table.add_column(column, no_wrap=True, justify="right")
+    figures = ("one job", "least", "most", "a second without jobs")
+    table = blank_table("Processor time, milliseconds", "process", *figures)
     for name, cost in costs.items():
         figures = (statistics.median(cost.job_ms), min(cost.job_ms), max(cost.job_ms), statistics.median(cost.idle_ms))
         table.add_row(name, *(f"{figure:.2f}" for figure in figures))

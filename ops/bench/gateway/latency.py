@@ -34,7 +34,7 @@ from rich.table import Table
 from assigner.cycle.settings import AssignerSettings
 from assigner.process.children import Child, Children, Role
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
-from ops.bench.measure import checked
+from ops.bench.measure import blank_table, checked
 from schema import clock
 from schema.moves.submit import submit, submit_alone
 from schema.postgres import embedded, migrate
@@ -262,11 +262,8 @@ def _percentiles(seconds: Sequence[float]) -> Percentiles:
 
 
 def _table(found: dict[str, Waits], bounds: dict[str, float]) -> Table:
-    table = Table(title="Latency on an idle pool, milliseconds", title_justify="left", box=None, pad_edge=False)
-    for column in ("wake-ups", "from submit to"):
-        table.add_column(column, no_wrap=True)
-    for column in ("p50", "p99", "max", "samples", "bound by polls"):
-        table.add_column(column, no_wrap=True, justify="right")
+    columns = ("wake-ups", "from submit to", "p50", "p99", "max", "samples", "bound by polls")
+    table = blank_table("Latency on an idle pool, milliseconds", *columns, names=2)
     for mode, waits in found.items():
         for what, seen, bound in (
             ("lease written", waits.submit_to_lease_ms, bounds["lease"]),

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.bench.gateway.throughput import running_pool, scratch
-from ops.bench.measure import cpu_seconds, percentiles, resident_mib
+from ops.bench.measure import blank_table, cpu_seconds, percentiles, resident_mib
 from schema import clock
 
 #: Seconds after which strangers that are not in place fail the benchmark.
@@ -297,13 +297,9 @@ def _refused(url: str) -> dict[str, float]:
 
 
 def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title="/healthz of another caller, milliseconds", title_justify="left", box=None, pad_edge=False)
-    table.add_column("attack", no_wrap=True)
-    for kind in ("open", "new"):
-        for rank in ("p50", "p99", "max"):
-            table.add_column(f"{kind} {rank}", no_wrap=True, justify="right")
-    for column in ("strangers", "opened/s", "failed", "gateway CPU", "MiB"):
-        table.add_column(column, no_wrap=True, justify="right")
+    waits = (f"{kind} {rank}" for kind in ("open", "new") for rank in ("p50", "p99", "max"))
+    others = ("strangers", "opened/s", "failed", "gateway CPU", "MiB")
+    table = blank_table("/healthz of another caller, milliseconds", "attack", *waits, *others)
     for attack, seen in found.items():
         times = [f"{each:.1f}" for kind in ("open", "new") for each in seen[f"{kind}_connection_ms"].values()]
         rest = (f"{seen[name]:g}" for name in ("strangers", "opened_per_second", "failed", "gateway_cpu_percent"))

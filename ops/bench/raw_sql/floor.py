@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ops.bench import sql_clients
 from ops.bench.fixtures import server
-from ops.bench.measure import Stretch, per_job, spread
+from ops.bench.measure import Stretch, blank_table, per_job, spread
 from ops.bench.raw_sql import layout
 
 TABLES = (
@@ -139,9 +139,8 @@ def measured(url: str, shape: str, batch: int, *, processes: int, runs: int) -> 
 
 
 def _rates(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="Raw SQL on bare tables", title_justify="left", box=None, pad_edge=False)
-    for column in ("shape", "K", "clients", "jobs/s", "min", "max", "WAL bytes/job", "buffers/job"):
-        table.add_column(column, no_wrap=True, justify="left" if column == "shape" else "right")
+    figures = ("K", "clients", "jobs/s", "min", "max", "WAL bytes/job", "buffers/job")
+    table = blank_table("Raw SQL on bare tables", "shape", *figures)
     for row in rows:
         rate, costs = row["jobs_per_second"], row["per_job"]
         cells = (f"{rate[name]:,}" for name in ("median", "min", "max"))

@@ -19,7 +19,7 @@ from sqlalchemy import MetaData, create_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ops.bench import sql_clients
-from ops.bench.measure import Stretch, per_job, spread
+from ops.bench.measure import Stretch, blank_table, per_job, spread
 from schema import sql
 from schema.tables import columns as columns_tables
 from schema.tables.columns import STORAGE
@@ -279,11 +279,8 @@ def _figures(stretches: Sequence[Stretch]) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows as a table to print."""
-    found = Table(
-        title="The full cycle in two layouts: jobs/s, WAL bytes per job", title_justify="left", box=None, pad_edge=False
-    )
-    for column in ("layout", "K", "fresh", "min-max", "WAL", "aged", "min-max", "WAL", "of fresh"):
-        found.add_column(column, no_wrap=True, justify="left" if column == "layout" else "right")
+    figures = ("K", "fresh", "min-max", "WAL", "aged", "min-max", "WAL", "of fresh")
+    found = blank_table("The full cycle in two layouts: jobs/s, WAL bytes per job", "layout", *figures)
     for row in rows:
         cells = []
         for age in ("fresh", "aged"):
