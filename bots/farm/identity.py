@@ -4,14 +4,15 @@ import uuid
 from dataclasses import dataclass
 
 import grpc.aio
-from leasehold.errors import Forbidden, NotFound, Unauthorised
-from leasehold.wire import escaped
+from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
+from leasehold.wire import NAME_FORM, escaped
 
 from bots.farm.settings import CertificateScope, FarmSettings
 from bots.gateway.middleware import TokenCache
 from bots.gateway.workers import WorkerPool
 from schema.requests import DEFAULT_INSTANCE
 from schema.tenancy.tokens import Kind, Principal
+from schema.validation import NAME
 
 #: What the actor of a job of the door begins with; after it comes the caller for whom it was submitted.
 ACTOR = "farm:"
@@ -78,13 +79,19 @@ class Identity:
             raise Forbidden("token: is not for bots, and only they run actions")
         return found
 
-    def called(self, given: str) -> str:
-        """Return the name of the instance that a client or worker calls so; "" if it names none."""
-        return self._settings.instances.get(given, given)
+    def called(self, given: str, field: str) -> str:
+        """Return the name of the instance that a client or worker calls so; "" if it names none.
+
+        Raises BadInput, naming `field`, for what is no name.
+        """
+        found = self._settings.instances.get(given, given)
+        if found and not NAME.fullmatch(found):
+            raise BadInput(field, f"'{escaped(found, 80)}' is not a name, nor one of farm.instances: {NAME_FORM}")
+        return found
 
     def instance(self, caller: Principal, given: str) -> str:
-        """Return the instance that a client means. Raises Forbidden."""
-        found = self.called(given) or caller.instance or DEFAULT_INSTANCE
+        """Return the instance that a client means. Raises BadInput, and Forbidden."""
+        found = self.called(given, "instance_name") or caller.instance or DEFAULT_INSTANCE
         if not caller.may_use_instance(found):
             raise Forbidden(f"instance_name: this caller may only use '{caller.instance}'")
         return found

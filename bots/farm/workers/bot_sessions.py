@@ -92,7 +92,9 @@ class BotSessions:
     async def _create(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         asked = parsed(remote_workers_pb2.CreateBotSessionRequest, request, "request")
         caller = await self._identity.worker(context)
-        wanted = leases.opening(asked.bot_session, instance=self._identity.called(asked.parent) or caller.instance)
+        wanted = leases.opening(
+            asked.bot_session, instance=self._identity.called(asked.parent, "parent") or caller.instance
+        )
         caller.check_session(wanted.bot, instance=wanted.instance, properties=wanted.properties)
         opened = await self._opener.open(wanted)
         name = SessionName(asked.parent, opened.bot, opened.epoch, opened.secret)

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 from leasehold.errors import BadInput, NotFound
-from leasehold.wire import escaped
+from leasehold.wire import NAME_FORM, escaped
 
 from bots.farm.protos import remote_execution_pb2, remote_workers_pb2
 from bots.farm.storage.upstream import MOST_READ, Digest
@@ -20,7 +20,7 @@ from bots.protocol import MAX_REASON, LeaseReport, OpenSession, Outcome
 from bots.sync.call import Due
 from bots.sync.leases import JOB_ID
 from schema.states import LeaseState
-from schema.validation import FARM, MAX_UNITS, OF_FARM, PRIORITY_MAX, PRIORITY_MIN
+from schema.validation import FARM, MAX_UNITS, NAME, OF_FARM, PRIORITY_MAX, PRIORITY_MIN
 
 _BOT, _LEASE = remote_workers_pb2.BotStatus, remote_workers_pb2.LeaseState
 #: The type of an action's result and of its digest, in leases.
@@ -76,6 +76,8 @@ def opening(asked: Any, *, instance: str | None) -> OpenSession:
 
     Its properties are those of its first device; whatever it says, it runs actions and nothing else.
     """
+    if not NAME.fullmatch(asked.bot_id):
+        raise BadInput("bot_session.bot_id", f"'{escaped(asked.bot_id, 80)}' is not a name: {NAME_FORM}")
     offered: dict[str, str | list[str]] = {}
     said = [each for device in asked.worker.devices[:1] for each in device.properties]
     for name in {each.key for each in said}:

@@ -224,6 +224,14 @@ def test_clients_and_workers_may_call_an_instance_as_at_another_farm(pool: Pool,
         assert worker.session.name.startswith("Builds/main/w1.")
         named = "SELECT i.name FROM {} j JOIN instances i ON i.id = j.instance"
         assert [pool.row(named.format(table)).name for table in ("jobs", "bots")] == ["main", "main"]
+        other = remote_workers_pb2.CreateBotSessionRequest(parent="Builds", bot_session=worker.session)
+        unnamed = remote_workers_pb2.CreateBotSessionRequest()
+        said = [refused(worker.begin("CreateBotSession", asked))[1] for asked in (other, unnamed)]
+        assert said[0].startswith("parent: 'Builds' is not a name, nor one of farm.instances: use a-z")
+        assert said[1].startswith("bot_session.bot_id: '' is not a name: use a-z")
+    with Client(farm.address, instance="UP") as client, pytest.raises(grpc.RpcError) as raised:
+        next(client.execute(client.upload(work().blobs())[0]))
+    assert raised.value.details().startswith("instance_name: 'UP' is not a name")
     farm.stop()
 
 
