@@ -64,17 +64,17 @@ def compare(
     unlisted: the bot holds more leases than it lists. So one that it does not list may still run.
     """
     said = {(report.job, report.fence): report for report in reported}
-    account = ReportOutcome()
+    outcome = ReportOutcome()
     for lease in held:
         report = said.pop((lease.public_id, lease.fence), None)
         verdict, details, result = None, dict[str, Any](), None
         if report is not None:
-            _note_left(account, report, bot_id, epoch)
+            _note_left(outcome, report, bot_id, epoch)
         if report is not None and report.outcome is not None:
             verdict, details = VERDICTS[report.outcome.verdict], _details(report.outcome)
             result = report.outcome.result
         elif report is not None and report.state == "active" and lease.state == LeaseState.PENDING:
-            account.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
+            outcome.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
         elif report is not None or unlisted:
             pass
         elif lease.state == LeaseState.CANCELLING:
@@ -84,20 +84,20 @@ def compare(
         if verdict is None and leaves:
             verdict, details = Verdict.RELEASED, {"reason": "its bot left", "spared": True}
         if verdict is not None:
-            account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details, result))
-    account.unknown = [report for report in said.values() if report.outcome is not None]
-    return account
+            outcome.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details, result))
+    outcome.unknown = [report for report in said.values() if report.outcome is not None]
+    return outcome
 
 
-def _note_left(account: ReportOutcome, report: LeaseReport, bot_id: int, epoch: int) -> None:
+def _note_left(outcome: ReportOutcome, report: LeaseReport, bot_id: int, epoch: int) -> None:
     """Take note of the output, the checkpoint and the progress of one report."""
     if report.output:
-        account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
+        outcome.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
     if report.checkpoint is not None:
         number, found = report.checkpoint_number, report.checkpoint
-        account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
+        outcome.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
     if report.progress is not None:
-        account.told.append(told(bot_id, epoch, report.job, report.fence, report.progress))
+        outcome.told.append(told(bot_id, epoch, report.job, report.fence, report.progress))
 
 
 def told(bot_id: int, epoch: int, job: str, fence: int, progress: Progress) -> Told:
@@ -214,7 +214,7 @@ class SyncCall:
     #: How many live leases neither the bot nor the answer lists, because nothing has changed for them.
     left_out: int = 0
     #: What the bot's report means, once it has been compared.
-    account: ReportOutcome = field(init=False)
+    outcome: ReportOutcome = field(init=False)
     #: The units of the bot, as they will be written.
     bot_capacity: BotCapacity = field(init=False)
     #: The bot's report; None if it has been applied before.
@@ -266,7 +266,7 @@ class SyncCall:
     def changes_nothing(self) -> bool:
         """Return whether the bot runs just the leases that it lists as active, and did so before this call."""
         sync = self.sync
-        if sync is None or self.account.started:
+        if sync is None or self.outcome.started:
             return False
         listed = {(report.job, report.fence) for report in sync.leases if report.state == "active"}
         due = {(lease.public_id, lease.fence) for lease in self.due if lease.state == LeaseState.ACTIVE}
@@ -288,7 +288,7 @@ class SyncCall:
     def compare(self) -> None:
         """Take account of the report. Raises BadInput for output that is not base64."""
         assert self.sync is not None, "it has been applied"
-        self.account = compare(
+        self.outcome = compare(
             self.held,
             self.sync.leases,
             bot_id=self.bot.id,

@@ -234,24 +234,24 @@ class SyncService:
             except BadInput as refusal:
                 found[sync_call.nth] = refusal
             else:
-                if sync_call.account.unknown:
-                    connection.on_commit(partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
+                if sync_call.outcome.unknown:
+                    connection.on_commit(partial(_tell_unknown, sync_call.bot.name, sync_call.outcome.unknown))
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall], returned: ReturnedUnits) -> None:
         """Apply acknowledgements, ends and what commands have left. The units of ended leases go into `returned`."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
-        starts = [start for sync_call in spoken for start in sync_call.account.started]
-        endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
+        starts = [start for sync_call in spoken for start in sync_call.outcome.started]
+        endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.outcome.endings]
         leaving = sum(sync_call.leaves for sync_call in spoken)
         if bool(starts) + bool(endings) + leaving > 1:
             moved = [start.job_id for start in starts] + [ending.job_id for ending, _ in endings]
             given_back = [lease.job_id for sync_call in spoken if sync_call.leaves for lease in sync_call.held]
             lock_jobs(connection, [*moved, *given_back])
-        outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
-        checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
+        outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.outcome.output])
+        checkpoints = [each for sync_call in spoken for each in sync_call.outcome.checkpoints]
         store_checkpoints(connection, checkpoints)
-        store_progress(connection, [each for sync_call in spoken for each in sync_call.account.told])
+        store_progress(connection, [each for sync_call in spoken for each in sync_call.outcome.told])
         started = set(acknowledge(connection, starts, sync=self._timing.sync))
         ended = end(
             connection,
