@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -65,8 +66,8 @@ def running(directory: Path) -> Iterator[OwnStorage]:
         raise BadInput("--storage", f"{directory} cannot be used: {error.strerror}") from None
     if mode & 0o077:
         raise BadInput("--storage", f"{directory} is open to other accounts: chmod 700 it, or name a new one")
-    with _socket(directory) as socket:
-        address = f"unix:{socket}"
+    with _socket(directory) as path:
+        address = f"unix:{path}"
         process = subprocess.Popen(
             [str(program(STORAGE)), "--bind", address, str(directory)],
             stdin=subprocess.DEVNULL,
@@ -88,13 +89,17 @@ def running(directory: Path) -> Iterator[OwnStorage]:
 def _socket(directory: Path) -> Iterator[Path]:
     """Give the path of a socket that only this account reaches: in the directory, unless that path is too long.
 
-    There one that a killed door has left is used again.
+    There one that a killed door has left is used again. Raises BadInput if another door's storage answers there.
     """
     path = directory / "socket"
     if len(os.fsencode(path)) > MOST_SOCKET:
         with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
             yield Path(private) / "socket"
         return
+    with socket.socket(socket.AF_UNIX) as tried:
+        if tried.connect_ex(str(path)) == 0:
+            told = f"{directory} is that of a door that runs: give other doors of this account --cas unix:{path}"
+            raise BadInput("--storage", told)
     try:
         yield path
     finally:
