@@ -33,7 +33,7 @@ from schema.moves.dependencies import count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.reassign import add_constraints, remove_constraints
-from schema.moves.sessions import close_overdue, expire, is_any_expired
+from schema.moves.sessions import close_overdue, expire, first_expiry
 from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
 from schema.moves.waiting.priority import reprice, review_waiting
@@ -176,6 +176,8 @@ class Upkeep(Rounds):
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._needs = Needs(database, now, since=LOOK_BACK * timing.reap)
         self._question = Duty("needs", 0, self._needs.ask)
+        #: No session expires before this monotonic time.
+        self._first_expiry = 0.0
         self.reconfigure(settings, fair or FairShareSettings())
         metrics.observe_tick()
 
@@ -319,14 +321,22 @@ class Upkeep(Rounds):
         return lambda: all(self._database.run(batch) >= full for _ in range(DELETIONS))
 
     def _sessions(self) -> None:
-        """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back."""
+        """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back.
 
-        def look(connection: Connection) -> bool:
-            ttl = self._timing.ttl
-            return not drains.tick(connection, "reaper", gap=ttl / 2, grace=ttl) and is_any_expired(connection)
+        A look reads every bot. The next one comes when the first of those sessions expires, unless it has been renewed,
+        but within `ttl`: nothing shorter begins.
+        """
+        ttl, began = self._timing.ttl, self._now()
 
-        if self._database.run(look, urgent=True):
-            self._expire()
+        def look(connection: Connection) -> float | None:
+            is_grace = drains.tick(connection, "reaper", gap=ttl / 2, grace=ttl)
+            return None if is_grace or began < self._first_expiry else first_expiry(connection)
+
+        left = self._database.run(look, urgent=True)
+        if left is not None:
+            self._first_expiry = began + min(left, ttl)
+            if left < 0:
+                self._expire()
         metrics.observe_tick()
 
     def _expire(self) -> None:

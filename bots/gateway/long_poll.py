@@ -11,7 +11,7 @@ sessions for as long as the bots are connected. Each takes one statement for man
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from schema import clock
 from schema.moves.sessions import HELD_RENEWED_BELOW, renew
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.postgres.fragments import newest_leases, newest_version
+from schema.postgres.fragments import newest_leases
 from schema.postgres.notify import Wakeups
 from schema.postgres.statements import Statement
 
@@ -347,24 +347,24 @@ def _entered(wakeups: Wakeups, topic: str) -> AbstractContextManager[None]:
 
 #: Rounds of renewals in the life of a session. A renewal skips a bot whose row is locked, so there must be several.
 ROUNDS = 6
-#: A round renews the sessions that are due by what the gateway knows. One round in this many asks the database about
-#: all held sessions, because a failover may have lost a renewal.
-ALL_IN = 2
 #: The most sessions renewed in one transaction.
 CHUNK = 2000
 
-# News for a bot whose call is held: a lease that it does not know, a stop, a drain, or the end of its session. Nearly
-# all such bots hold no lease; `held > 0` spares reading their leases.
+# News for bots whose calls are held: a lease that the bot does not know, a stop, a drain, or the end of its session.
+# Nearly all such bots hold no lease; `held > 0` spares reading their leases. The query finds late sessions too: those
+# that should have been renewed, because less than `:late` seconds of them are left. `:draining`: the bots among `:ids`
+# that know that they drain. `NOT IN` is a hash table in every plan. A join would be one only by the planner's guess of
+# how many bots there are.
 BOT_NEWS = Statement(f"""
-SELECT told.id, b.epoch, b.draining, b.lively
-FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:draining AS boolean[]))
-    AS told (id, epoch, draining)
-LEFT JOIN LATERAL (
-    SELECT epoch, draining, status = 'gone' OR (held > 0 AND EXISTS (
+SELECT id, epoch, draining, lively, is_late FROM (
+    SELECT id, epoch, draining, status = 'gone' OR (held > 0 AND EXISTS (
         SELECT FROM {newest_leases("n.id", "n.held", columns="state")} l
-        WHERE state IN ('pending', 'cancelling'))) AS lively
-    FROM {newest_version("bots", "id", "told.id")} n) b ON true
-WHERE b.lively IS NOT FALSE OR b.epoch <> told.epoch OR b.draining IS DISTINCT FROM told.draining
+        WHERE state IN ('pending', 'cancelling'))) AS lively,
+        coalesce(expires_at < now() + make_interval(secs => :late), false) AS is_late
+    FROM bots n WHERE id = ANY (CAST(:ids AS bigint[])) OFFSET 0
+) b
+WHERE lively OR is_late OR draining = (id NOT IN (SELECT unnest(CAST(:draining AS bigint[]))))
+    OR (id, epoch) NOT IN (SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])))
 """)
 
 
@@ -389,9 +389,9 @@ class KnownState:
     draining: bool
     expires: float = 0.0
 
-    def news(self, fact: BotNews | None) -> bool:
+    def news(self, fact: BotNews) -> bool:
         """Return True if `fact` is news for the bot."""
-        return fact is None or fact.news or fact.epoch != self.epoch or fact.draining != self.draining
+        return fact.news or fact.epoch != self.epoch or fact.draining != self.draining
 
 
 class HeldSessions:
@@ -425,18 +425,26 @@ class HeldSessions:
         finally:
             del self._held[told]
 
-    def read_facts(self, connection: Connection, _: Sequence[str]) -> Mapping[str, BotNews | None]:
-        """Read possible news for the bots whose calls are held; None for a bot that no longer exists."""
+    def read_facts(self, connection: Connection, _: Sequence[str]) -> Mapping[str, BotNews]:
+        """Read possible news for the bots whose calls are held.
+
+        A session that is late counts as due from now on: a failover may have lost its renewal.
+        """
         held = list(self._held)
+        # Of two calls of one bot the first knows less.
+        known = {told.bot_id: told for told in reversed(held)}
         parameters = {
-            "ids": _array(str(told.bot_id) for told in held),
-            "epochs": _array(str(told.epoch) for told in held),
-            "draining": _array(_WORDS[told.draining] for told in held),
+            "ids": _array(known),
+            "epochs": _array(told.epoch for told in known.values()),
+            "draining": _array(told.bot_id for told in known.values() if told.draining),
+            "late": self._ttl * (self._below - 1 / ROUNDS),
         }
-        return {
-            str(row.id): None if row.epoch is None else BotNews(row.epoch, row.draining, row.lively)
-            for row in connection.execute(BOT_NEWS, parameters)
-        }
+        rows = connection.execute(BOT_NEWS, parameters).all()
+        late = {row.id for row in rows if row.is_late}
+        for told in held:
+            if told.bot_id in late:
+                told.expires = 0.0
+        return {str(row.id): BotNews(row.epoch, row.draining, row.lively) for row in rows}
 
     def close(self) -> None:
         """Stop renewing sessions."""
@@ -448,12 +456,10 @@ class HeldSessions:
         return told.expires - clock.monotonic() > self._ttl / ROUNDS
 
     async def _keep(self) -> None:
-        turn = 0
         while self._held:
             await asyncio.sleep(self._ttl / ROUNDS)
-            turn += 1
             soon = clock.monotonic() + self._ttl * self._below
-            due = [told for told in self._held if turn % ALL_IN == 0 or told.expires < soon]
+            due = [told for told in self._held if told.expires < soon]
             try:
                 for start in range(0, len(due), CHUNK):
                     await self._renew(due[start : start + CHUNK])
@@ -474,9 +480,6 @@ class HeldSessions:
                 told.expires = asked_at + self._ttl
 
 
-_WORDS = {False: "f", True: "t"}
-
-
-def _array(words: Iterator[str]) -> str:
+def _array(numbers: Iterable[int]) -> str:
     """Write an array literal of PostgreSQL: for 10,000 numbers it is far cheaper than a list of parameters."""
-    return "{" + ",".join(words) + "}"
+    return "{" + ",".join(map(str, numbers)) + "}"

@@ -4,6 +4,7 @@ transaction.
 One module because every beginning and end of a session locks the same rows and ends leases in the same way.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -82,10 +83,11 @@ FROM (
 ) o
 WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
 """)
-_IS_EXPIRED = "status <> 'gone' AND expires_at < clock_timestamp()"
-ANY_EXPIRED = Statement(f"SELECT EXISTS (SELECT FROM bots WHERE {_IS_EXPIRED})")
-EXPIRED = Statement(f"""
-SELECT id, session FROM bots WHERE {_IS_EXPIRED} AND id > :after
+FIRST_EXPIRY = Statement("""
+SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM bots WHERE status <> 'gone'
+""")
+EXPIRED = Statement("""
+SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 # How often a lost attempt of this job was not counted, or taken back. The limit is for a job that cuts its bot off.
@@ -388,10 +390,13 @@ def record_syncs(
     return lambda: {bot_id: float(remaining) for bot_id, remaining in asked.result()}
 
 
-def is_any_expired(connection: Connection) -> bool:
-    """Return whether there is anything for `expire`. Reads every bot: no index has when sessions expire."""
-    found: bool = connection.execute(ANY_EXPIRED).scalar_one()
-    return found
+def first_expiry(connection: Connection) -> float:
+    """Return the seconds until the first of all sessions expires, below 0 once it has; infinity if there is no session.
+
+    Reads every bot: no index has when sessions expire.
+    """
+    left = connection.execute(FIRST_EXPIRY).scalar_one()
+    return math.inf if left is None else float(left)
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:

@@ -44,6 +44,22 @@ def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Po
     assert refused.value.code == "session_over"
 
 
+@pytest.mark.parametrize("left", [5, 5000], ids=["first expiry", "a session's time"])
+def test_after_a_look_at_all_sessions_the_next_comes_before_any_of_them_may_have_expired(pool: Pool, left: int) -> None:
+    """A session lasts 30 seconds. One that lasts longer says nothing of those that begin after the look."""
+    at = [0.0]
+    upkeep = pool.upkeep(now=lambda: at[0])
+    pool.bot()
+    upkeep.run_once()
+    pool.change(NO_GRACE)
+    pool.change(f"UPDATE bots SET expires_at = now() + interval '{left} s'")
+    upkeep.run_once()
+    pool.change(EXPIRE)
+    at[0] += min(left, pool.timing.ttl)
+    upkeep.run_once()
+    assert pool.row("SELECT status FROM bots").status == "gone"
+
+
 @pytest.mark.parametrize(
     "tick",
     ["at - interval '1 h'", "at + interval '1 h', grace_until = at + interval '1 h'"],

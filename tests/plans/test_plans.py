@@ -152,7 +152,7 @@ ACTS: dict[str, Act] = {
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),
     "look for news": lambda known, c: c.execute(
-        long_poll.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [False]}
+        long_poll.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [], "late": 1.0}
     ).all(),
     "renew": lambda known, c: renew(c, [each[2:4] for each in known.held], ttl=1e9),
     "overdue leases": lambda _, c: c.execute(upkeep.OVERDUE, {"limit": BATCH, "since": upkeep.EVER}).all(),
