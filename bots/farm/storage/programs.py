@@ -5,7 +5,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -66,7 +65,7 @@ def running(directory: Path) -> Iterator[OwnStorage]:
         raise BadInput("--storage", f"{directory} cannot be used: {error.strerror}") from None
     if mode & 0o077:
         raise BadInput("--storage", f"{directory} is open to other accounts: chmod 700 it, or name a new one")
-    with _socket(directory) as path:
+    with _locked(directory), _socket(directory) as path:
         address = f"unix:{path}"
         process = subprocess.Popen(
             [str(program(STORAGE)), "--bind", address, str(directory)],
@@ -86,20 +85,28 @@ def running(directory: Path) -> Iterator[OwnStorage]:
 
 
 @contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory for this process, until it ends or is killed. Raises BadInput if another process holds it."""
+    from schema.postgres.embedded import try_lock_exclusive  # the program of an action loads this module without it
+
+    with (directory / "door.lock").open("wb") as file:
+        if not try_lock_exclusive(file):
+            told = f"{directory} is that of a door that runs: give other doors the address of its storage by --cas"
+            raise BadInput("--storage", told)
+        yield
+
+
+@contextmanager
 def _socket(directory: Path) -> Iterator[Path]:
     """Give the path of a socket that only this account reaches: in the directory, unless that path is too long.
 
-    There one that a killed door has left is used again. Raises BadInput if another door's storage answers there.
+    A socket that a killed door has left in the directory is replaced.
     """
     path = directory / "socket"
     if len(os.fsencode(path)) > MOST_SOCKET:
         with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
             yield Path(private) / "socket"
         return
-    with socket.socket(socket.AF_UNIX) as tried:
-        if tried.connect_ex(str(path)) == 0:
-            told = f"{directory} is that of a door that runs: give other doors of this account --cas unix:{path}"
-            raise BadInput("--storage", told)
     try:
         yield path
     finally:
