@@ -127,12 +127,21 @@ class Execution:
         )
 
     async def _read(self, digest: Digest, lookup: Any) -> tuple[actions.Runnable, Any]:
-        """Return an action and its cached result, None without. lookup: in the cache; None = it is not looked at."""
+        """Return an action and its cached result, None without. lookup: in the cache; None = it is not looked at.
+
+        An error of the action comes before one of the cache, which counts only if the action is cacheable.
+        """
         if lookup is None:
             return await read_action(self._upstream, digest), None
         reading = read_action(self._upstream, digest), cached_result(self._upstream, lookup)
-        wanted, result = await asyncio.gather(*reading)
-        return wanted, result if wanted.cacheable else None
+        wanted, result = await asyncio.gather(*reading, return_exceptions=True)
+        if isinstance(wanted, BaseException):
+            raise wanted
+        if not wanted.cacheable:
+            return wanted, None
+        if isinstance(result, BaseException):
+            raise result
+        return wanted, result
 
     async def _submitted(
         self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest, *, behind: int, lookup: Any
