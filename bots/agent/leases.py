@@ -332,6 +332,8 @@ class AgentLeases:
             return Outcome(verdict="released", reason="the server has lost how this attempt ended")
         if not accept:
             return Outcome(verdict="released", reason=NO_NEW_WORK)
+        if work.state == "active":
+            return Outcome(verdict="released", reason="its bot does not know it any more")
         if work.payload is None:
             return Outcome(verdict="error", reason="the lease came without a payload")
         return None

@@ -132,6 +132,17 @@ def test_a_lease_that_a_server_offers_again_after_its_end_is_given_back(tmp_path
     assert (second["verdict"], second["reason"]) == ("released", "the server has lost how this attempt ended")
 
 
+def test_a_running_lease_that_the_bot_does_not_know_is_given_back_and_not_charged_to_its_job(tmp_path: Path) -> None:
+    """It comes without a payload, as do all leases that run."""
+    pool = Pool()
+    with serving(pool, tmp_path):
+        with pool.changed:
+            key = pool.grant(payload=None)
+            pool.leases[key]["state"] = "active"
+        found = pool.until(lambda: pool.outcomes.get(key))
+    assert (found["verdict"], found["reason"]) == ("released", "its bot does not know it any more")
+
+
 def test_a_payload_that_cannot_run_and_a_missing_one_are_reported(tmp_path: Path) -> None:
     pool = Pool()
     with serving(pool, tmp_path, capacity=2):
