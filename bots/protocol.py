@@ -2,8 +2,8 @@
 
 A bot opens a session (`POST /v1/sessions`) and then calls `POST /v1/sync` until it leaves. A sync is idempotent: the
 bot lists every lease that it holds, and the answer lists every lease that the bot should hold. An unset field means
-"no change". A bot may leave those out for which nothing has changed; it says how many (`unlisted`). Earlier gateways
-take one that runs and is left out for lost, so agents leave out only what they hold in advance.
+"no change". A bot may leave out leases for which nothing has changed; it says how many (`unlisted`). Earlier gateways
+take a lease for lost that runs and is left out, so agents leave out only what they hold in advance.
 
 Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property

@@ -324,7 +324,8 @@ class Upkeep(Rounds):
         """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back.
 
         A look reads every bot. The next one comes when the first of those sessions expires, unless it has been renewed,
-        but within `ttl`: nothing shorter begins.
+        but within `ttl`: nothing shorter begins. Where gateways have a shorter `ttl`, or the server's clock jumps
+        ahead, a session may be closed up to `ttl` late.
         """
         ttl, began = self._timing.ttl, self._now()
 

@@ -331,9 +331,9 @@ CROSS JOIN LATERAL (
     SELECT callback, outcome FROM graph_nodes n WHERE n.graph = s.graph ORDER BY n.node_no DESC LIMIT 1) k
 """
 GRAPH = Statement(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
-# The node of a graph that ended badly first. Only so many nodes of the least depth are looked at. A job that was
-# deleted ended before those that are kept. Of nodes that were cancelled together the one of the least depth is
-# the first. A callback that had nothing to do is left out.
+# Of a graph, the node that ended badly first. The query looks at some of the nodes of the least depth. A job that was
+# deleted ended before those that are kept. Of nodes that were cancelled together the one of the least depth is the
+# first. A callback that had nothing to do is left out.
 FIRST_FAILED = Statement(f"""
 SELECT n.node_no AS node, j.public_id AS job, n.outcome AS state, j.reason
 FROM (

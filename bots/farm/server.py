@@ -196,7 +196,7 @@ def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:
 
 
 def _why_not(settings: FarmSettings) -> tuple[str, str]:
-    """The setting because of which the door cannot listen, and the reason, which gRPC only logs."""
+    """Which setting keeps the door from listening, and why: gRPC only logs the reason."""
     try:
         kind, *_, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(kind) as tried:

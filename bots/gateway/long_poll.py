@@ -430,9 +430,9 @@ class HeldSessions:
 
         A session that is late counts as due from now on: a failover may have lost its renewal.
         """
-        held = list(self._held)
+        held = [(told, told.expires) for told in list(self._held)]
         # Of two calls of one bot the first knows less.
-        known = {told.bot_id: told for told in reversed(held)}
+        known = {told.bot_id: told for told, _ in reversed(held)}
         parameters = {
             "ids": _array(known),
             "epochs": _array(told.epoch for told in known.values()),
@@ -441,8 +441,8 @@ class HeldSessions:
         }
         rows = connection.execute(BOT_NEWS, parameters).all()
         late = {row.id for row in rows if row.is_late}
-        for told in held:
-            if told.bot_id in late:
+        for told, expired in held:
+            if told.bot_id in late and told.expires == expired:  # not renewed meanwhile
                 told.expires = 0.0
         return {str(row.id): BotNews(row.epoch, row.draining, row.lively) for row in rows}
 

@@ -98,7 +98,7 @@ class SimulatedBot:
         return self.session is not None
 
     def message(self, sync: float) -> Sync:
-        """The next call: the leases of which it has news, and how long the answer may be held if it holds none."""
+        """The next call. It lists leases that have news. If the bot holds none, the answer may be held for `sync`."""
         assert self.session is not None, "it lives"
         self.seq += 1
         reports = []

@@ -52,7 +52,7 @@ class Asked:
 def first(connection: Connection, *, within: float) -> Mapping[str, str]:
     """Return the invocation of the build that began first, for each instance.
 
-    within: only builds that were seen in the last so many seconds count.
+    within: seconds. Builds that were not seen for so long do not count.
     """
     return {row.instance: row.invocation for row in connection.execute(_FIRST, {"within": within})}
 

@@ -128,9 +128,9 @@ def cancel(
 ) -> list[Cancelled]:
     """Cancel submissions, and each job that nobody wants any more: a waiting one at once, a held one by asking its bot.
 
-    A finished job keeps its result. `all_submissions` cancels the jobs whoever else may want them. Only jobs of
-    `instances` are seen, None means all. `sync` is the bots' sync period in seconds. Answers are in the order of
-    `public_ids`, which must be UUIDs.
+    A finished job keeps its result. `all_submissions` cancels jobs that others want too. Only jobs of `instances` are
+    seen, None means all. `sync` is the bots' sync period in seconds. Answers are in the order of `public_ids`, which
+    must be UUIDs.
     """
     where = {"ids": list(public_ids), "instances": None if instances is None else list(instances)}
     job_ids = [row.id for row in connection.execute(LOCK_SUBMITTED, where)]

@@ -109,7 +109,7 @@ class RetryPlan:
     nodes: the numbers that get new jobs.
     barred: nodes that get none, because a node above them failed and is not tried again: number → the failed one's.
     started: numbers of children that have started and are not held up again.
-    busy: a node because of which nothing can be decided yet: it is being stopped, or is a callback that may run.
+    busy: a node that has to be waited for: it is being stopped, or is a callback that may run.
     """
 
     nodes: frozenset[int]

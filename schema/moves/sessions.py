@@ -524,8 +524,7 @@ def renew(
     """Renew the sessions of bots whose calls are held, given as (bot id, epoch); returns those that were renewed.
 
     Renewed are sessions that have less than the part `below` of their `ttl` seconds left, are not closing and have not
-    been superseded.
-    Bots whose rows others have locked are skipped.
+    been superseded. Bots whose rows others have locked are skipped.
     """
     found = sorted(held)
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}

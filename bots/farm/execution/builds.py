@@ -27,8 +27,8 @@ MOST = 2_000
 BEHIND = 1
 #: Seconds for which a build counts after a door has written that a client of it waits or asks.
 ACTIVE = 5 * PERIOD
-#: A door writes which builds are still there although their clients only wait. It writes at most so many of each
-#: instance, those that have waited longest. The first build, and those that ask for an action, are written beside them.
+#: A door writes which builds are still there although their clients only wait. Of each instance it writes at most this
+#: many, those that have waited longest. The first build, and those that ask for an action, are written beside them.
 MOST_WAITING = 100
 
 _log = structlog.get_logger(__name__)

@@ -164,7 +164,7 @@ class Jobs:
     ) -> Found | RanBefore:
         """Submit a job, or join the one that does the same. Raises what refuses it, and Conflict.
 
-        unless: the key of an action of which no job may have succeeded, else none is submitted; None = whatever did.
+        unless: the key of an action. If a job with that key has succeeded, none is submitted. None = always submit.
         """
         return await self._submits.answer(((job, caller, complete), unless), bot=self._number())
 

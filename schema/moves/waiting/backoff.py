@@ -125,7 +125,9 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
 
 
 def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> Later:
-    """Wake the resting queues of which one of these bots could take a job, with the next statement; its rows are these.
+    """Wake the resting queues that have a job for one of these bots. Its rows are the queues that were woken.
+
+    It is sent with the next statement, or with COMMIT.
 
     A queue whose rest is over is left to the assigners, so that its jobs do not become new ones, which bots may fetch.
     free_units: the free units of each bot that has arrived or has more room, by its id.
