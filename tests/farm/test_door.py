@@ -224,6 +224,26 @@ def test_what_cannot_be_run_is_refused_with_the_reason(farm: Farm, served: Serve
     assert states(farm) == []
 
 
+def test_an_action_that_may_not_be_cached_and_one_that_is_missing_do_not_depend_on_the_cache(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> NoReturn:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, nothing, nothing, details="no cache")
+
+    monkeypatch.setattr(upstream.Upstream, "cached", refuse)
+    with farm.client() as client:
+        fresh, kept = (client.upload(work(do_not_cache=each).blobs())[0] for each in (True, False))
+        assert not next(client.execute(fresh)).done
+        for digest, code in (
+            (kept, grpc.StatusCode.UNIMPLEMENTED),
+            (Digest("0" * 64, 1), grpc.StatusCode.FAILED_PRECONDITION),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(client.execute(digest))
+            assert refused.value.code() is code
+
+
 def test_clients_try_again_when_the_storage_of_a_door_is_away(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "ANSWER_WITHIN", 0.2)
     farm = Farm(pool, "grpc://127.0.0.1:1", host="::1")
