@@ -6,7 +6,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bots.farm.protos import remote_execution_pb2
 from bots.farm.server import Door
 from bots.farm.settings import FarmSettings, timing_of_workers
 from bots.farm.storage.programs import STORAGE, program, running
+from schema import clock
 from schema.postgres.notify import Wakeups
 from tests.support.farm.certificates import Authority
 from tests.support.patience import MINUTE
@@ -29,6 +30,8 @@ from tests.support.pool import Bot, Pool, completed
 
 FARM_BOT: dict[str, Any] = {"properties": {"leasehold.farm": "action"}, "exclusive": ["leasehold.farm"]}
 CASD = program(STORAGE)
+#: How many ports are tried for a door that is told its port.
+PORTS = 3
 
 
 @contextmanager
@@ -72,7 +75,11 @@ class Farm:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        assert ready.wait(MINUTE), "the door did not come up"
+        patience = clock.monotonic() + MINUTE
+        while not ready.wait(0.05):
+            if not thread.is_alive() or clock.monotonic() > patience:
+                wakeups.stop()
+                raise AssertionError("the door did not come up")
 
         def stop() -> None:
             loop.call_soon_threadsafe(until.set_result, None)
@@ -119,9 +126,15 @@ def executes(directory: Path, command: list[str], monkeypatch: pytest.MonkeyPatc
 
 
 def reachable(pool: Pool, cas: str, authority: Authority, **settings: Any) -> Farm:
-    """A door on all addresses of this machine."""
-    port = free_port(0, "port")
+    """A door on all addresses of this machine. Its port is known before it listens, because jobs are told it.
+
+    Meanwhile somebody else may take the port, even by a connection to elsewhere. Then another one is tried.
+    """
     files = {f"tls_{name}": path for name, path in authority.pair("door").items()}
-    reach = f"grpcs://127.0.0.1:{port}"
-    given = {"host": "0.0.0.0", "port": port, "anonymous": None, "bots_reach": reach, **files, **settings}
-    return Farm(pool, cas, **given)
+    for _ in range(PORTS):
+        port = free_port(0, "port")
+        reach = f"grpcs://127.0.0.1:{port}"
+        given = {"host": "0.0.0.0", "port": port, "anonymous": None, "bots_reach": reach, **files, **settings}
+        with suppress(AssertionError):
+            return Farm(pool, cas, **given)
+    raise AssertionError(f"a door did not come up on {PORTS} ports")
