@@ -430,9 +430,10 @@ class HeldSessions:
 
         A session that is late counts as due from now on: a failover may have lost its renewal.
         """
-        held = [(told, told.expires) for told in list(self._held)]
+        held = list(self._held)
+        ends = [told.expires for told in held]
         # Of two calls of one bot the first knows less.
-        known = {told.bot_id: told for told, _ in reversed(held)}
+        known = {told.bot_id: told for told in reversed(held)}
         parameters = {
             "ids": _array(known),
             "epochs": _array(told.epoch for told in known.values()),
@@ -441,8 +442,8 @@ class HeldSessions:
         }
         rows = connection.execute(BOT_NEWS, parameters).all()
         late = {row.id for row in rows if row.is_late}
-        for told, expired in held:
-            if told.bot_id in late and told.expires == expired:  # not renewed meanwhile
+        for told, end in zip(held, ends, strict=True):
+            if told.bot_id in late and told.expires == end:  # not renewed meanwhile
                 told.expires = 0.0
         return {str(row.id): BotNews(row.epoch, row.draining, row.lively) for row in rows}
 
