@@ -109,7 +109,7 @@ def test_a_new_action_is_told_without_a_look_at_its_job_and_its_end_takes_one_ro
         assert [(each[0].split()[0], each[-1]) for each in looks] == [("BEGIN", "COMMIT")]
 
 
-def test_a_client_waits_on_at_a_door_that_was_restarted_in_the_middle_of_its_action(farm: Farm) -> None:
+def test_a_client_waits_on_at_a_door_that_was_restarted_in_the_middle_of_its_action(farm: Farm, served: Served) -> None:
     bot, wanted = farm.bot(), work()
     with ThreadPoolExecutor() as crew, farm.client() as client:
         call = crew.submit(client.run, wanted)
@@ -128,8 +128,14 @@ def test_a_client_waits_on_at_a_door_that_was_restarted_in_the_middle_of_its_act
         farm.stop()
         finish(bot, given, exit_code=0, result=left())
         farm.start()
-    with farm.client() as client:
-        assert (client.run(wanted).cached_result, states(farm)) == (True, ["succeeded"] * 2)
+    # A result that comes late is a result: it is told whoever could not have had the action run so urgently.
+    limited = served.token("submitter", priority_ceiling=0)
+    with farm.client() as client, farm.client(token=limited) as urgent:
+        digest = urgent.upload(wanted.blobs())[0]
+        with pytest.raises(grpc.RpcError, match="more urgent than 0"):
+            next(urgent.execute(digest, priority=-1, skip_cache=True))
+        (last,) = urgent.execute(digest, priority=-1)
+        assert (response_of(last).cached_result, states(farm)) == (True, ["succeeded"] * 2)
         assert client.cached(Digest.of(wanted.blobs()[0])) is not None
 
 

@@ -71,6 +71,15 @@ WHERE dedup_key = ANY (CAST(:ids AS text[])) AND {OF_ACTION} ORDER BY dedup_key,
 Wanted = tuple[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A job that the door is to submit. unless, refused: see `Jobs.submit`."""
+
+    wanted: Wanted
+    unless: str | None
+    refused: Exception | None
+
+
 class Submit(Protocol):
     """Stores jobs. The program that starts the door hands this in: what callers may do is known there."""
 
@@ -154,19 +163,26 @@ class Jobs:
         self._database = database
         self._store = partial(submit, watched_seconds=watched_seconds)
         self._numbers = count()
-        self._submits = Batcher[tuple[Wanted, str | None], Found | RanBefore](self._submitted, workers)
+        self._submits = Batcher[Asked, Found | RanBefore](self._submitted, workers)
         self._finds = Batcher[str, Found | None](self._found, workers)
         self._news = Batcher[str, News | None](self._told, workers)
         self._ends = Batcher[str, Ended | None](self._ended, workers)
 
     async def submit(
-        self, job: JobRequest, caller: Principal, complete: Callable[[Any], Any], *, unless: str | None = None
+        self,
+        job: JobRequest,
+        caller: Principal,
+        complete: Callable[[Any], Any],
+        *,
+        unless: str | None = None,
+        refused: Exception | None = None,
     ) -> Found | RanBefore:
         """Submit a job, or join the one that does the same. Raises what refuses it, and Conflict.
 
         unless: the key of an action. If a job with that key has succeeded, none is submitted. None = always submit.
+        refused: raised instead of submitting.
         """
-        return await self._submits.answer(((job, caller, complete), unless), bot=self._number())
+        return await self._submits.answer(Asked((job, caller, complete), unless, refused), bot=self._number())
 
     async def news(self, job: str) -> News | None:
         """Return how a job stands, by its own id; None if it is not kept any more."""
@@ -185,10 +201,13 @@ class Jobs:
         """A batch takes at most one call of each name, and these may all be taken together."""
         return str(next(self._numbers))
 
-    def _submitted(self, asked: Sequence[tuple[Wanted, str | None]]) -> Sequence[Found | RanBefore | Exception]:
-        before = self._succeeded([unless for _, unless in asked if unless is not None])
-        stored = iter(self._stored([wanted for wanted, unless in asked if unless not in before]))
-        return [next(stored) if unless not in before else RanBefore(before[unless]) for _, unless in asked]
+    def _submitted(self, asked: Sequence[Asked]) -> Sequence[Found | RanBefore | Exception]:
+        before = self._succeeded([each.unless for each in asked if each.unless is not None])
+        new = [each for each in asked if each.unless not in before]
+        stored = iter(self._stored([each.wanted for each in new if each.refused is None]))
+        return [
+            RanBefore(before[each.unless]) if each.unless in before else each.refused or next(stored) for each in asked
+        ]
 
     def _stored(self, wanted: Sequence[Wanted]) -> Sequence[Found | Exception]:
         if not wanted:

@@ -150,26 +150,28 @@ class Execution:
 
         Returns the result instead if a job has succeeded whose end no door has seen, as during a restart: it is put
         into the cache first. behind: steps by which the job is less urgent than its client wants. lookup: see `_read`.
+        A result is for everybody, as one of the cache is; what would be a job of its own, or joins one, has to keep to
+        the caller's ceiling.
         """
+        refused = None
         if not caller.may_use_priority(job.priority):
-            raise Forbidden(
-                f"execution_policy.priority: this token may not be more urgent than {caller.priority_ceiling}"
-            )
-        if wanted.command is not None:
+            ceiling = caller.priority_ceiling
+            refused = Forbidden(f"execution_policy.priority: this token may not be more urgent than {ceiling}")
+        elif wanted.command is not None:
             await self._upstream.write(wanted.command)
         if behind:
             job = job.model_copy(update={"priority": min(job.priority + behind, PRIORITY_MAX)})
         complete = partial(actions.reserved, wanted=wanted)
         unless = actions.key_of(wanted.digest) if wanted.cacheable and lookup is not None else None
         async with self._endings.listening() as since:
-            found = await self._jobs.submit(job, caller, complete, unless=unless)
+            found = await self._jobs.submit(job, caller, complete, unless=unless, refused=refused)
             if isinstance(found, RanBefore):
                 with suppress(Gone):
                     await self._endings.response(found.job)
                 result = await cached_result(self._upstream, lookup)
                 if result is not None:
                     return result
-                found = await self._jobs.submit(job, caller, complete)
+                found = await self._jobs.submit(job, caller, complete, refused=refused)
             if isinstance(found, Found) and found.created:
                 self._endings.watch_new(found.job, since)
             return found
