@@ -26,7 +26,7 @@ WHERE name = 'statement_timeout' AND CAST(setting AS integer) BETWEEN 1 AND 3000
 """)
 # The function is the one implementation, for callers in SQL as well as for this one.
 SUBMIT = Statement(
-    "SELECT graph_id, public_id, created, same, replaced FROM submit_graph(CAST(:request AS jsonb), :actor)"
+    "SELECT graph_id, public_id, created, same, replaced FROM submit_normal_graph(CAST(:request AS jsonb), :actor)"
 )
 MADE = Statement("SELECT name, nodes, edges, ready, missing FROM graphs WHERE id = :id")
 NODES = Statement("""

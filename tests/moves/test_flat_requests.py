@@ -24,9 +24,8 @@ NORMAL = Statement(
 )
 SUBMIT = Statement("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
 ALONE = Statement("SELECT * FROM submit_alone(CAST(:requests AS jsonb)->0, 'sql')")
-GRAPH = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb))")
 FLATTENED = Statement("SELECT normal_requests(flat_requests(CAST(:requests AS jsonb), :place), :place)::text")
-NAMED = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb), 't')")
+GRAPH = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb), 't')")
 GRAPHS = Statement("""
 SELECT to_jsonb(g) - '{id,public_id,instance}'::text[] AS graph,
     (SELECT jsonb_agg(to_jsonb(n) - '{job_id,graph}'::text[] ORDER BY n.node_no) FROM graph_nodes n) AS nodes,
@@ -149,8 +148,8 @@ def test_a_graph_of_flat_nodes_leaves_the_rows_of_the_nested_one(database: Datab
     mixed = flat | {"nodes": [flat["nodes"][0], *nodes[1:]]}
     ways: list[Callable[[Connection], Any]] = [
         lambda c: submit_graph(c, nested, sync=1, actor="t"),
-        lambda c: c.execute(NAMED, {"request": json.dumps(flat)}),
-        lambda c: c.execute(NAMED, {"request": to_json(mixed).decode()}),
+        lambda c: c.execute(GRAPH, {"request": json.dumps(flat)}),
+        lambda c: c.execute(GRAPH, {"request": to_json(mixed).decode()}),
     ]
     for query in (GRAPHS, ROWS):
         first, *others = written(database, *ways, query=query)

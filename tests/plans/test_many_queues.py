@@ -64,7 +64,7 @@ OTHERS: dict[str, Callable[[int], Request]] = {
     "refusing": lambda key: job(instance=f"i-{key}", dedup_key=f"refused-{key}", on_conflict="refuse"),
     "metadata": lambda key: job(instance=f"i-{key}", metadata={"build": f"{key}"}),
 }
-GRAPH = Statement("SELECT * FROM submit_graph(CAST(:request AS jsonb), 'test')")
+GRAPH = Statement("SELECT * FROM submit_normal_graph(CAST(:request AS jsonb), 'test')")
 ALONE = Statement("SELECT * FROM submit_alone(CAST(:request AS jsonb), 'test')")
 
 #: Submits something whose keys are counted from a number.

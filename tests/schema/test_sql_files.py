@@ -48,7 +48,7 @@ def test_jobs_are_inserted_by_one_list_of_columns() -> None:
         written = files(sql).joinpath(f"functions/{name}.sql").read_text()
         assert len(re.findall(by_list, written)) == written.count("INSERT INTO jobs "), name
         inserting |= {name} if "INSERT INTO jobs " in written else set()
-    assert inserting == {"submit_alone", "submit_many", "submit_graph", "submit_or_join"}
+    assert inserting == {"submit_alone", "submit_many", "submit_normal_graph", "submit_or_join"}
 
 
 def test_every_function_view_and_trigger_of_a_database_has_a_file(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Submit deduplicated requests without the statement for the others."""
+"""Check graphs of every actor in SQL, and submit deduplicated requests without the statement for the others."""
 
 from alembic import op
 
@@ -11,8 +11,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    sql.load(op.get_bind(), "functions/submit_many")
+    sql.load(op.get_bind(), *(f"functions/{name}" for name in ("submit_normal_graph", "submit_graph", "submit_many")))
 
 
 def downgrade() -> None:
-    """Do nothing: the version before may use the function."""
+    """Do nothing: the version before may use the functions, but for graphs with a callback."""

@@ -1,4 +1,4 @@
--- Return a graph in the form that `submit_graph` works on: `normal_requests` for graphs.
+-- Return a graph in the form that `submit_normal_graph` works on: `normal_requests` for graphs.
 --
 -- It is checked as `GraphRequest` is in `schema/requests.py` and refused with the same words.
 CREATE OR REPLACE FUNCTION normal_graph(request jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS $$

@@ -1,4 +1,4 @@
--- Return a graph's callback as a node that waits for all others, in the form that `submit_graph` works on.
+-- Return a graph's callback as a node that waits for all others, in the form that `submit_normal_graph` works on.
 --
 -- It is checked as `CallbackRequest` is in `schema/requests.py` and refused with the same words. A node that might never
 -- end is refused, because the callback would wait for it for ever. `on_failure` is that of the graph.
