@@ -1,135 +1,43 @@
-"""What one queue's jobs are judged by: what each takes, which gate is closed, how many may start, and when more may.
+"""How the jobs of a queue are judged on one state: which gate is closed, how many may start, and when more may.
 
-What is the same for all jobs of a queue is found once for them.
+What holds for all jobs of a queue is found once for them, and what holds for all queues that differ only in their keys
+once for these. `charges.py` says what the jobs take.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from assigner.admission.gates import GATES, KEYS, OF_KEYS, TIMED, Gate, ReleaseTime, lock_numbers
+from assigner.admission.charges import Charges, SharedCharges, queue_charges
+from assigner.admission.gates import GATES, OF_KEYS, TIMED, Gate, ReleaseTime
 from assigner.admission.state import AdmissionState
 from schema.accounting.counters import Counter as UsageCounter
 from schema.picking.constrained import ConstrainedQueue, QueueHead
-
-#: Estimates of one queue's jobs, at most, whose amounts are remembered.
-MAX_ESTIMATES = 8
-
-
-class Charges:
-    """What each job of a queue takes, which depends on its instance and its constraints alone.
-
-    own: amounts by counter that it takes for its keys; None stands for the job's estimate. tokens: names of further
-        counters of its keys. Each start takes 1 of each in the working copy; gates write them themselves. A token
-        without a counter has no limit.
-    others: what it takes beside its keys, the same object for all queues that take the same.
-    numbers: the slots that its jobs themselves give the locks that they take.
-    """
-
-    __slots__ = ("_amounts", "numbers", "others", "own", "tokens")
-
-    def __init__(self, queue: ConstrainedQueue, others: "ChargesBesideKeys") -> None:
-        self.others, self.own, self._amounts = others, dict[str, float | None](), dict[float, Mapping[str, float]]()
-        for gate in OF_KEYS:
-            self.own.update(gate.charges(queue))
-        self.tokens = tuple([name for gate in OF_KEYS for name in gate.tokens(queue)])
-        self.numbers = lock_numbers(queue)
-
-    def amounts(self, estimate: float) -> Mapping[str, float]:
-        """Return what a job with this estimate takes of counters; mostly the same object for equal estimates."""
-        found = self._amounts.get(estimate)
-        if found is None:
-            if len(self._amounts) >= MAX_ESTIMATES:
-                self._amounts.clear()
-            found = self._amounts[estimate] = self.others.amounts(estimate) | _estimated(self.own, estimate)
-        return found
-
-
-class ChargesBesideKeys:
-    """What jobs take beside their keys.
-
-    counters, tokens: as of `Charges`. beside_shares: names of the counters that are not read together with the share of
-    the instance. gates: the gates that can be closed for such jobs.
-    """
-
-    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "tokens")
-
-    def __init__(self, queue: ConstrainedQueue) -> None:
-        """Ask all gates about a queue without keys."""
-        self.counters, self._amounts = dict[str, float | None](), dict[float, dict[str, float]]()
-        for gate in GATES:
-            self.counters.update(gate.charges(queue))
-        self.tokens = tuple({name: None for gate in GATES for name in gate.tokens(queue)})
-        self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
-        self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
-
-    def amounts(self, estimate: float) -> dict[str, float]:
-        """Return what a job with this estimate takes of these counters."""
-        found = self._amounts.get(estimate)
-        if found is None:
-            if len(self._amounts) >= MAX_ESTIMATES:
-                self._amounts.clear()
-            found = self._amounts[estimate] = _estimated(self.counters, estimate)
-        return found
-
-
-def _estimated(counters: Mapping[str, float | None], estimate: float) -> dict[str, float]:
-    return {name: estimate if amount is None else amount for name, amount in counters.items()}
-
-
-def smallest_numbers(charged: Iterable[Charges]) -> dict[str, float]:
-    """Return the smallest number of slots that one of these queues gives a lock, by counter."""
-    found: dict[str, float] = {}
-    for charges in charged:
-        for name, number in charges.numbers.items():
-            found[name] = min(number, found.get(name, number))
-    return found
-
-
-def queue_charges(queue: ConstrainedQueue, known: MutableMapping[Hashable, Any]) -> Charges:
-    """Return what jobs of the queue take, found once for each instance and constraint set, and kept in `known`."""
-    key = queue.constraint_set, queue.instance
-    found: Charges | None = known.get(key)
-    if found is None:
-        found = known[key] = Charges(queue, _beside_keys(queue, known))
-    return found
-
-
-def _beside_keys(queue: ConstrainedQueue, known: MutableMapping[Hashable, Any]) -> ChargesBesideKeys:
-    """Return what jobs of the queue take beside their keys, found once for all that have the same other constraints,
-    if these can be looked up."""
-    rest = {name: value for name, value in queue.constraints.items() if name not in KEYS}
-    try:
-        key = queue.instance, frozenset(rest.items())
-        found: ChargesBesideKeys | None = known.get(key)
-    except TypeError:
-        return ChargesBesideKeys(replace(queue, constraints=rest))
-    if found is None:
-        found = known[key] = ChargesBesideKeys(replace(queue, constraints=rest))
-    return found
-
 
 #: Counters of the working copy that a job takes of, each with the amount; None stands for the job's estimate.
 Taken = list[tuple[UsageCounter, float | None]]
 
 
-class InCommon:
+class SharedAdmission:
     """What queues that differ only in their keys are judged by.
 
-    counters: those that a job takes of. limited: those of them that have a limit. gates: those that may be closed
-    although no counter is used up. asks_keys: a gate of keys may be closed so too.
+    counters: those that a job takes of beside its keys. limited: those of them that have a limit. gates: those that may
+    be closed for the queues although no counter is used up.
     """
 
-    __slots__ = ("asks_keys", "counters", "gates", "limited")
+    __slots__ = ("counters", "gates", "limited")
 
-    def __init__(self, charges: ChargesBesideKeys, state: AdmissionState) -> None:
-        tokens = [(name, 1.0) for name in charges.tokens if name in state.counters]
-        self.counters: Taken = [(state.counter(name), amount) for name, amount in (*charges.counters.items(), *tokens)]
+    def __init__(self, charges: SharedCharges, state: AdmissionState) -> None:
+        self.counters = _counters(charges, state)
         self.limited = _limited(self.counters)
         asked = _may_close(state)
-        self.gates = tuple(gate for gate in asked if gate in charges.gates)
-        self.asks_keys = any(gate in OF_KEYS for gate in asked)
+        # What a gate of keys is closed for, a queue without keys does not tell.
+        asks_keys = any(gate in OF_KEYS for gate in asked)
+        self.gates: Sequence[Gate] = GATES if asks_keys else [gate for gate in asked if gate in charges.gates]
+
+
+def _counters(charges: Charges | SharedCharges, state: AdmissionState) -> Taken:
+    tokens = [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
+    return [*((state.counter(name), amount) for name, amount in charges.counters.items()), *tokens]
 
 
 def _limited(counters: Taken) -> Taken:
@@ -137,7 +45,7 @@ def _limited(counters: Taken) -> Taken:
 
 
 class QueueAdmission:
-    """What each job of a queue is judged by, found once for all of them.
+    """What each job of a queue is judged by.
 
     charges: what it takes. shut: the gate that closed the queue as a whole before any job started. units: units that
     its instance has been given since.
@@ -149,14 +57,13 @@ class QueueAdmission:
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
         self.charges = charges = queue_charges(queue, state.charges)
         self.units = state.given_units(queue)
-        common: InCommon | None = state.common.get(charges.others)
-        if common is None:
-            common = state.common[charges.others] = InCommon(charges.others, state)
-        own: Taken = [(state.counter(name), amount) for name, amount in charges.own.items()]
-        own += [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
-        self._counters = common.counters, own
-        self._limited = [*common.limited, *_limited(own)]
-        asked: Sequence[Gate] = GATES if common.asks_keys else common.gates
+        shared: SharedAdmission | None = state.shared_admissions.get(charges.shared)
+        if shared is None:
+            shared = state.shared_admissions[charges.shared] = SharedAdmission(charges.shared, state)
+        own = _counters(charges, state)
+        self._counters = shared.counters, own
+        self._limited = [*shared.limited, *_limited(own)]
+        asked = shared.gates
         for counter, amount in self._limited:
             if not counter.leaves(amount or 0.0):
                 asked = GATES
@@ -205,7 +112,7 @@ class QueueAdmission:
 
 def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:
     """Return what the job takes of counters while it runs; mostly the same object for equal jobs."""
-    return queue_admission(head.queue, state).charges.amounts(head.estimate)
+    return queue_admission(head.queue, state).charges.amounts[head.estimate]
 
 
 def closing_gate(queue: ConstrainedQueue, state: AdmissionState, asked: Sequence[Gate] | None = None) -> Gate | None:

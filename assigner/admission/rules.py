@@ -6,7 +6,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from assigner.admission import gates, judging
+from assigner.admission import gates
+from assigner.admission.charges import queue_charges, smallest_numbers
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.state import POOL_JOBS, AdmissionState
@@ -53,7 +54,7 @@ def read_admission_state(
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
     known = {} if charges is None else charges
-    charged = [judging.queue_charges(queue, known) for queue in queues]
+    charged = [queue_charges(queue, known) for queue in queues]
     buckets = rates.read_buckets(connection, sorted({name for each in charged for name in each.tokens}))
     classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
     admission_state = AdmissionState(
@@ -69,11 +70,11 @@ def read_admission_state(
     )
     if any(queue.managed for queue in queues):
         read_shares(connection, queues, admission_state, rules)
-    of_keys = [name for each in charged for name in each.own]
-    others = {each.others for each in charged}
-    taken = [each.beside_shares if admission_state.shares else each.counters for each in others]
+    of_keys = [name for each in charged for name in each.counters]
+    shared = {each.shared for each in charged}
+    taken = [each.beside_shares if admission_state.shares else each.counters for each in shared]
     admission_state.counters |= counters.read(connection, [*of_classes.union(of_keys, *taken)])
-    admission_state.lock_numbers = numbers = judging.smallest_numbers(charged)
+    admission_state.lock_numbers = numbers = smallest_numbers(charged)
     if numbers:
         counters.read_locks(connection, admission_state.counters, numbers)
     if pressed:

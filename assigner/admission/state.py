@@ -50,10 +50,11 @@ class AdmissionState:
     lacking: Mapping[QueueId, str] = field(default_factory=dict)
     #: Jobs that are kept for each class.
     reserves: Mapping[str, int] = field(default_factory=dict)
-    #: What the functions `queue_admission` and `queue_charges` have found out, and what queues have in common of it.
-    queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
-    common: dict[Any, Any] = field(default_factory=dict)
+    #: What `queue_charges` has found out, in this cycle or an earlier one.
     charges: MutableMapping[Hashable, Any] = field(default_factory=dict)
+    #: What `queue_admission` has found out: of each queue, and of queues that differ only in their keys.
+    queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
+    shared_admissions: dict[Any, Any] = field(default_factory=dict)
     #: Gates that may be closed for a queue none of whose counters is used up; empty until they are needed.
     asked_gates: Sequence[Any] = ()
     #: What instances had used before anything started, in the fair share mode `literal`.
@@ -69,7 +70,7 @@ class AdmissionState:
             units={},
             scores={},
             queue_admissions={},
-            common={},
+            shared_admissions={},
             asked_gates=(),
             first_used={},
             standing=(None, None),
@@ -78,7 +79,7 @@ class AdmissionState:
     def judge_again(self) -> None:
         """Forget what queues were judged by, because gates may have been closed since."""
         self.queue_admissions.clear()
-        self.common.clear()
+        self.shared_admissions.clear()
         self.asked_gates = ()
 
     def of(self, name: str) -> Counter:

@@ -36,6 +36,7 @@ from schema.picking import preemption, queues, ready
 from schema.picking.constrained import QueueHead, QueueScan
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.preemption import StarvedJob
+from schema.picking.queues import PendingWork
 from schema.picking.ready import Scope
 from schema.postgres import advisory
 from schema.postgres.connection import Connection, commit_lazily
@@ -109,7 +110,7 @@ RETRY_SECONDS = 0.5
 
 #: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
 #: before it picks, and uses the plans that the server keeps.
-FEW = 8
+QUIET = 8
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
@@ -178,7 +179,7 @@ class PriorityAgeAssigner:
             self._cohorts = self._next_cohorts
             self._memory.undone()
         cycle = self._memory.conflicts.run(
-            self._database, self._cycle, undone=self._memory.undone, kept_plans=self._memory.chosen <= FEW
+            self._database, self._cycle, undone=self._memory.undone, kept_plans=self._memory.chosen <= QUIET
         ) or CycleResult(lost=1)
         self._memory.rotation.keep()
         if cycle.sample is not None and self._recorder is not None:
@@ -216,63 +217,87 @@ class PriorityAgeAssigner:
         return More(pause) if busy and was_full else pause
 
     def _cycle(self, connection: Connection) -> CycleResult:
-        settings, pending = self._settings, queues.pending_work(connection, quiet=self._memory.chosen <= FEW)
+        pending = queues.pending_work(connection, quiet=self._memory.chosen <= QUIET)
         cycle = CycleResult(kept_units=pending.kept_units, paused=pending.paused)
         if pending.rest_seconds is not None and not pending.has_rested:
             cycle.rest_seconds = pending.rest_seconds
-        if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):
-            return cycle
-        if not self._take_slot(connection, cycle):
+        if not pending.is_any or not self._take_slot(connection, cycle):
             return cycle
         if (shadow := self._shadow) is not None:
-            cycle.trace = shadow.begin(Decider(settings, self._quotas, self._ordering))
-        has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
-        if pending.has_rested or pending.preference_elapsed:
-            # Jobs that are ready again may be of an instance below its minimum. The search for such jobs finds out.
-            is_back = promote(connection, settings.batch).constrained > 0
-            if pending.preference_elapsed:
-                is_back = stop_preferring(connection, settings.batch).constrained > 0 or is_back
-            has_plain, has_constrained, is_below = True, has_constrained or is_back, is_below or is_back
+            cycle.trace = shadow.begin(Decider(self._settings, self._quotas, self._ordering))
+        pending = self._bring_back(connection, pending)
+        if pending.constrained and not self._memory.conflicts.may_charge(connection):
+            pending = pending.without_constrained()
         scope = self._scope(connection)
-        may_charge = has_constrained and self._memory.conflicts.may_charge(connection)
-        if is_below and may_charge and self._quotas.preemption and self._now() >= self._memory.admitted_reclaim_due:
-            self._memory.admitted_reclaim_due = self._now() + settings.interval
-            self._reclaim_admitted(connection, scope, cycle)
-        self._pick_and_place(connection, scope, cycle, plain=has_plain, constrained=may_charge, minimums=is_below)
-        if not cycle.picked and advisory.try_block_new_sessions(connection) and self._memory.unserved.try_begin():
-            began = self._now()
-            unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
-            self._memory.unserved.finished(self._now() - began)
-            self._rest(connection, unserved, NO_BOT, cycle)
-        is_due = not cycle.granted or self._now() >= self._memory.reclaim_due
-        if self._quotas.preemption and pending.below_minimum and is_due:
-            self._memory.reclaim_due = self._now() + settings.interval
-            delay, sync = self._quotas.preemption_delay, self._timing.sync
-            self._reclaim(
-                connection, preemption.starved_jobs(connection, scope, delay=delay, sync=sync, limit=BATCH), cycle
-            )
+        # Before the pick, because a pick lets queues rest whose jobs find no room.
+        self._reclaim_for_constrained(connection, scope, pending, cycle)
+        self._pick_and_place(connection, scope, pending, cycle)
+        if not cycle.picked:
+            self._rest_unserved(connection, scope, cycle)
+        self._reclaim_for_plain(connection, scope, pending, cycle)
         if cycle.granted and not cycle.evicted:
             # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
             commit_lazily(connection)
         return cycle
 
-    def _reclaim_admitted(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
+    def _bring_back(self, connection: Connection, pending: PendingWork) -> PendingWork:
+        """Make jobs ready whose backoff is over, and let jobs go to any bot that have waited long enough for one that
+        they prefer. Returns what is pending then.
+
+        Such jobs may be of an instance below its minimum. The search for starved jobs finds out.
+        """
+        if not (pending.has_rested or pending.preference_elapsed):
+            return pending
+        ready_now = [promote(connection, self._settings.batch)]
+        if pending.preference_elapsed:
+            ready_now.append(stop_preferring(connection, self._settings.batch))
+        return pending.with_ready(constrained=any(each.constrained for each in ready_now))
+
+    def _reclaim_for_constrained(
+        self, connection: Connection, scope: Scope, pending: PendingWork, cycle: CycleResult
+    ) -> None:
         """Evict for constrained jobs of instances below their minimum, if their gates are open now.
 
-        A gate may have closed again when the room is free; then another job of the instance gets it. This comes before
-        the pick, because a pick lets queues rest whose jobs find no room.
+        A gate may have closed again when the room is free; then another job of the instance gets it.
         """
-        most, delay = BATCH + cycle.kept_units, self._quotas.preemption_delay
+        memory, settings = self._memory, self._quotas
+        if not (
+            settings.preemption and pending.constrained_below_minimum and self._now() >= memory.admitted_reclaim_due
+        ):
+            return
+        memory.admitted_reclaim_due = self._now() + self._settings.interval
+        most, delay = BATCH + cycle.kept_units, settings.preemption_delay
         heads = self._admission.pick_below_minimum(connection, scope, most=most, delay=delay)
         ids = [head.job.id for head in heads]
-        if ids and cycle.paused:
-            paused = set_aside(connection, ids)
-            cycle.set_aside += len(paused)
-            ids = [each for each in ids if each not in paused]
-        if ids:
+        paused = self._set_paused_aside(connection, ids, cycle)
+        if ids := [each for each in ids if each not in paused]:
             starved = preemption.starved_among(connection, scope, ids, delay=delay, sync=self._timing.sync)
             self._reclaim(connection, starved, cycle)
             cycle.holds_quotas = True
+
+    def _reclaim_for_plain(
+        self, connection: Connection, scope: Scope, pending: PendingWork, cycle: CycleResult
+    ) -> None:
+        """Evict for plain jobs of instances below their minimum: in each cycle that has granted nothing, otherwise once
+        in each interval."""
+        memory, settings = self._memory, self._quotas
+        is_due = not cycle.granted or self._now() >= memory.reclaim_due
+        if not (settings.preemption and pending.below_minimum and is_due):
+            return
+        memory.reclaim_due = self._now() + self._settings.interval
+        delay, sync = settings.preemption_delay, self._timing.sync
+        starved = preemption.starved_jobs(connection, scope, delay=delay, sync=sync, limit=BATCH)
+        self._reclaim(connection, starved, cycle)
+
+    def _rest_unserved(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
+        """Let queues rest whose jobs no bot can take. No session opens until the transaction ends, so that no bot is
+        overlooked."""
+        if not (advisory.try_block_new_sessions(connection) and self._memory.unserved.try_begin()):
+            return
+        began = self._now()
+        unserved = ready.unserved_queues(connection, scope, limit=self._settings.batch)
+        self._memory.unserved.finished(self._now() - began)
+        self._rest(connection, unserved, NO_BOT, cycle)
 
     def _reclaim(
         self, connection: Connection, starved: tuple[Sequence[StarvedJob], datetime | None], cycle: CycleResult
@@ -322,16 +347,7 @@ class PriorityAgeAssigner:
             minimums_first=self._settings.serves_minimums_first,
         )
 
-    def _pick_and_place(
-        self,
-        connection: Connection,
-        scope: Scope,
-        cycle: CycleResult,
-        *,
-        plain: bool,
-        constrained: bool,
-        minimums: bool,
-    ) -> None:
+    def _pick_and_place(self, connection: Connection, scope: Scope, pending: PendingWork, cycle: CycleResult) -> None:
         """Pick and place until something is placed, or until a pick finds no further queue that has to rest."""
         settings = self._settings
         batch = self._memory.batch.size(settings.batch)
@@ -340,20 +356,20 @@ class PriorityAgeAssigner:
         if cycle.trace is not None:
             cycle.trace.roll = roll
         heads: Sequence[QueueHead] = ()
-        if constrained:
+        if pending.constrained:
             keep = None if cycle.trace is None else cycle.trace.copy
+            minimums = pending.constrained_below_minimum
             cycle.admitted = self._admit(connection, scope, batch=batch, minimums=minimums, keep=keep)
             heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
         for _ in range(MAX_PICKS):
             jobs: Sequence[ReadyJob] = ()
-            if plain:
+            if pending.plain:
                 jobs = ready.pick(connection, scope, order=order, batch=batch, cursor=self._memory.head_cursor)
             cycle.picked += len(jobs) + len(heads)
             if not jobs and not heads:
                 return
-            if cycle.paused:
-                paused = set_aside(connection, [*(job.id for job in jobs), *(head.job.id for head in heads)])
-                cycle.set_aside += len(paused)
+            ids = [*(job.id for job in jobs), *(head.job.id for head in heads)]
+            if paused := self._set_paused_aside(connection, ids, cycle):
                 jobs = [job for job in jobs if job.id not in paused]
                 heads = [head for head in heads if head.job.id not in paused]
                 if not jobs and not heads:
@@ -366,6 +382,14 @@ class PriorityAgeAssigner:
             heads = ()
         if cycle.admitted is not None and cycle.taken:
             self._admission.charge(connection, cycle.admitted, cycle.taken)
+
+    def _set_paused_aside(self, connection: Connection, job_ids: Sequence[int], cycle: CycleResult) -> Collection[int]:
+        """Set those of these locked jobs aside whose label or task is paused; returns their ids."""
+        if not (cycle.paused and job_ids):
+            return ()
+        paused = set_aside(connection, job_ids)
+        cycle.set_aside += len(paused)
+        return paused
 
     def _admit(
         self, connection: Connection, scope: Scope, *, batch: int, minimums: bool, keep: Keep | None
@@ -441,58 +465,91 @@ class PriorityAgeAssigner:
                 chance=self._chance,
                 inputs=strategy.inputs,
             )
-            left = self._commit(connection, seen, cycle, round_number=1, needy=found)
+            left = self._choose_and_grant(connection, seen, cycle, round_number=1, needy=found)
             done |= {head.job.id for head in found} - {job.id for job in left}
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
-        """Place on kept units first, then by samples if there is sampling, then once on any healthy bot. Jobs that lost
-        a race in the last sample get a fresh one. Where turns count the last step is missing: they wait for the next
-        cycle, and the bot whose turn it is. A queue rests if no bot is large enough for any of its jobs."""
+        """Place on kept units first, then by samples if there is sampling, then once on any healthy bot.
+
+        The last step is left out if each job found candidates and none lost a race, and where turns count: then jobs
+        wait for the next cycle, and the bot whose turn it is. A queue rests if no bot is large enough for any of its
+        jobs.
+        """
         strategy = self._settings.strategy
-        sampling = strategy.sampled
-        if cycle.kept_units:
-            placed = self._grant(
-                connection, jobs, samples.place_on_kept(connection, jobs), cycle, strategy=PREEMPTION, on_kept=True
-            )
-            jobs = [job for job in jobs if job.id not in placed and job.id not in (cycle.without_token or ())]
-            if not jobs:
-                return
         hopeless: Sequence[Group] = ()
-        attempt, attempts = 0, sampling.max_attempts if sampling.enabled else 0
-        while attempt < attempts:
+        if cycle.kept_units:
+            jobs = self._place_on_kept(connection, jobs, cycle)
+        if jobs and strategy.sampled.enabled:
+            jobs, hopeless = self._place_by_samples(connection, jobs, cycle)
+            if not (cycle.lost or hopeless):
+                return
+        if jobs and Input.TURNS not in strategy.inputs:
+            jobs, unserved = self._place_anywhere(connection, jobs, cycle)
+            hopeless = hopeless if strategy.sampled.enabled else unserved
+        if jobs:
+            self._rest_too_large(connection, jobs, hopeless, cycle)
+
+    def _place_on_kept(
+        self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult
+    ) -> Sequence[ReadyJob]:
+        """Place on units that bots keep for instances; returns the jobs that are left and have a token."""
+        placements = samples.place_on_kept(connection, jobs)
+        placed = self._grant(connection, jobs, placements, cycle, strategy=PREEMPTION, on_kept=True)
+        gone = placed | (cycle.without_token or set())
+        return [job for job in jobs if job.id not in gone]
+
+    def _place_by_samples(
+        self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult
+    ) -> tuple[Sequence[ReadyJob], Sequence[Group]]:
+        """Place by samples, up to `max_attempts` times. Returns the jobs that are left, and those groups for which the
+        last sample held no bot.
+
+        If jobs lost a race in the last sample, they get one more: a lost race tells nothing of the fleet, and any bot
+        would not be as likely as any other.
+        """
+        strategy = self._settings.strategy
+        attempt, attempts = 0, strategy.sampled.max_attempts
+        while True:
             attempt, lost = attempt + 1, cycle.lost
             seen = samples.sample_snapshot(
                 connection,
                 jobs,
-                sample_size=sampling.sample_size,
+                sample_size=strategy.sampled.sample_size,
                 fleet=self._memory.fleet,
                 part=cycle.part,
                 chance=self._chance,
                 inputs=strategy.inputs,
             )
-            jobs = self._commit(connection, seen, cycle, round_number=attempt)
-            if not jobs:
-                return
-            hopeless = samples.without_candidates(seen)
-            if attempt == attempts == sampling.max_attempts and cycle.lost > lost:
-                attempts += 1  # a lost race tells nothing of the fleet, and any bot would not be as likely as any other
-        if cycle.lost or hopeless or not sampling.enabled:
-            if Input.TURNS not in strategy.inputs:
-                seen = samples.healthy_snapshot(
-                    connection,
-                    jobs,
-                    fleet=self._memory.fleet,
-                    of_all=not sampling.enabled,
-                    inputs=strategy.inputs,
-                )
-                hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
-                jobs = self._commit(connection, seen, cycle, round_number=0)
-            stuck, placed = {job.queue for job in jobs}, {lease.job_id for lease in cycle.granted}
-            hopeless = [group for group in hopeless if placed.isdisjoint(job.id for job in group.jobs)]
-            too_large = samples.groups_too_large(connection, hopeless)
-            self._rest(connection, stuck & {job.queue for group in too_large for job in group.jobs}, NO_ROOM, cycle)
+            jobs = self._choose_and_grant(connection, seen, cycle, round_number=attempt)
+            if not jobs or attempt > attempts or (attempt == attempts and cycle.lost == lost):
+                return jobs, samples.without_candidates(seen)
 
-    def _commit(
+    def _place_anywhere(
+        self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult
+    ) -> tuple[Sequence[ReadyJob], Sequence[Group]]:
+        """Place on the first healthy bots that nobody else has locked. Returns the jobs that are left, and the groups
+        for which there was no bot."""
+        strategy = self._settings.strategy
+        of_all = not strategy.sampled.enabled
+        seen = samples.healthy_snapshot(
+            connection, jobs, fleet=self._memory.fleet, of_all=of_all, inputs=strategy.inputs
+        )
+        left = self._choose_and_grant(connection, seen, cycle, round_number=0)
+        return left, samples.without_candidates(seen)
+
+    def _rest_too_large(
+        self, connection: Connection, jobs: Sequence[ReadyJob], hopeless: Sequence[Group], cycle: CycleResult
+    ) -> None:
+        """Let the queues of these jobs rest if they need more units than any free bot has.
+
+        hopeless: groups for which no bot was found; those of which this cycle has placed a job do not count.
+        """
+        placed = {lease.job_id for lease in cycle.granted}
+        hopeless = [group for group in hopeless if placed.isdisjoint(job.id for job in group.jobs)]
+        too_large = {job.queue for group in samples.groups_too_large(connection, hopeless) for job in group.jobs}
+        self._rest(connection, too_large & {job.queue for job in jobs}, NO_ROOM, cycle)
+
+    def _choose_and_grant(
         self,
         connection: Connection,
         seen: Snapshot,

@@ -21,8 +21,8 @@ from schema.picking.pick import ReadyJob
 from schema.postgres.connection import Connection
 
 # Samples. Bots are drawn in memory from the fleet that the assigner remembers. The database then tells what these bots
-# have left. The first draw is for all groups of the batch together. If it holds too few bots for a group, more bots are
-# drawn for that group.
+# have left. The first draw is for all groups of the batch together. If it does not hold enough bots for a group, more
+# bots are drawn for that group. What is enough is said by `Enough`, of a draw as of a group.
 #
 # Every free bot that could take a job of a group is as likely to be in its sample as any other such bot, and every pair
 # of them as any other pair. There are two exceptions. A large batch draws from a part of the fleet. And a group may not
@@ -42,17 +42,41 @@ MAX_LOOKS = 4000
 CROWD, FEW = 20, 4
 #: The fewest bots of a part. A batch would crowd a smaller one, beside bots that get nothing.
 SMALL = 64
-#: A group can do with fewer bots than it wants if their room is this many times what its jobs need: jobs of one unit,
-#: and larger ones. Nearly half of the room of a bot may be too small for a job of several units.
+#: Room is ample if it is this many times what the jobs take: jobs of one unit, and larger ones. Nearly half of the room
+#: of a bot may be too small for a job of several units.
 AMPLE, AMPLE_IF_LARGE = 1.5, 2.0
 
 #: What says which bots could take a job: its cohort, its instance, and its requirement set.
 Requirement = tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class Enough:
+    """How many free bots are enough for some jobs: `bots`, or only a `sample` if these have `room` units together.
+
+    So of bots with room for several jobs fewer are read, and fewer have to be locked and written.
+    """
+
+    bots: int
+    sample: int
+    room: float
+
+    @classmethod
+    def of(cls, jobs: int, *, sample: int, units: int, largest: int) -> "Enough":
+        """For these jobs: a sample, and one more bot for each job but the first.
+
+        units: what all of the jobs take. largest: the most that one of them takes.
+        """
+        return cls(sample + jobs - 1, sample, (AMPLE if largest == 1 else AMPLE_IF_LARGE) * units)
+
+    def are(self, bots: int, room: int) -> bool:
+        """Return whether this number of bots with this room together is enough."""
+        return bots >= self.bots or (bots >= self.sample and room >= self.room)
+
+
 @dataclass(eq=False)
 class Draw:
-    """What a group of jobs wants, or several groups that share a sample, and the bots that could be of use to it.
+    """What a group of jobs wants, and the bots that could be of use to it.
 
     units: what each of its jobs takes. others: the bots that the first draw left out, in random order. tried: how many
     of them have been read for this group. own: those of them that are free.
@@ -60,8 +84,8 @@ class Draw:
 
     domain: Domain
     units: int
-    count: int
     jobs: int
+    enough: Enough
     others: Iterator[int] | None = None
     own: list[FreeBot] = field(default_factory=list)
     tried: int = 0
@@ -100,18 +124,16 @@ class ShuffledBots:
 
 
 class FreeBots:
-    """The free bots that have been read for a batch: of a random part of the bots in some domains, or of all.
-
-    places: the number of domains.
-    """
+    """The free bots that have been read for a batch: of a random part of the bots in some domains, or of all."""
 
     def __init__(
         self, connection: Connection, fleet: Fleet, domains: Iterable[Domain], *, chance: random.Random
     ) -> None:
         self._connection, self._fleet, self._chance = connection, fleet, chance
-        places = dict.fromkeys(domains)
-        self.places = len(places)
-        self._cells = dict.fromkeys(chain.from_iterable(domain.cells for domain in places))
+        different = dict.fromkeys(domains)
+        #: The number of domains.
+        self.domains = len(different)
+        self._cells = dict.fromkeys(chain.from_iterable(domain.cells for domain in different))
         self._cost_of_all = fleet.size({cell.service.cohort for cell in self._cells})
         self._everything = joined([cell.ids for cell in self._cells])
         self._known: dict[int, FreeBot | None] = {}
@@ -141,21 +163,20 @@ class FreeBots:
         if self._drawn:
             self._fleet.share = self._free / len(self._drawn)
 
-    def read_part(self, part: Part, wanted: int, *, least: int, room: float) -> bool:
-        """Draw and read random bots of one part of the fleet. Return whether they are enough; if not, they are dropped.
+    def read_part(self, part: Part, enough: Enough) -> bool:
+        """Draw and read random bots of one part of the fleet until they are enough. Return whether they are; if not,
+        they are dropped.
 
-        least: a sample in each domain. wanted: one more for each job but the first. They are enough if `wanted` of them
-        are free, or if `least` are free and have that much room together. So of bots with room for several jobs fewer
-        are read, and fewer have to be locked and written. The first draw assumes that free bots have as much room as
-        lately, and that those of any one domain may have to take all jobs.
+        The first draw assumes that free bots have as much room as lately, and that those of any one domain may have to
+        take all jobs.
         """
         those = joined([cell.part(part) for cell in self._cells])
-        if len(those) < max(least, SMALL):
+        if len(those) < max(enough.sample, SMALL):
             return False
         order = shuffled(those, self._chance)
-        while self._free < wanted and (self._free < least or self._units < room):
-            ample = max(least, ceil(self.places * room / self._fleet.room))
-            more = min(self._needed(min(wanted, ample) - self._free), len(those) - len(self._drawn))
+        while not enough.are(self._free, self._units):
+            roomy = max(enough.sample, ceil(self.domains * enough.room / self._fleet.room))
+            more = min(self._needed(min(enough.bots, roomy) - self._free), len(those) - len(self._drawn))
             if not more or self._would_cost_more(more):
                 self._begin()
                 return False
@@ -182,7 +203,7 @@ class FreeBots:
 
     def sample(self, draw: Draw) -> list[FreeBot]:
         """A random sample of the bots that could take a job of the group; a smaller one if no more are known."""
-        units, count, domain = draw.units, draw.count, draw.domain
+        units, count, domain = draw.units, draw.enough.bots, draw.domain
         if domain.wanted is not None:
             order = islice(shuffled(self._bots(domain), self._chance), MAX_LOOKS)
             found = list(
@@ -195,15 +216,9 @@ class FreeBots:
         own = () if self.is_complete else (bot for bot in draw.own if self._room(bot) >= units)
         return [*found, *islice(own, count - len(found))]
 
-    def is_enough(self, draw: Draw, found: Sequence[FreeBot], *, sample_size: int) -> bool:
-        """Whether the group needs no more bots than these: there are no more, or it wants no more, or they are a sample
-        and have so much room together that its jobs will not fill them."""
-        need = _ample(draw.units * draw.jobs, largest=draw.units)
-        return (
-            self.is_complete
-            or len(found) == draw.count
-            or (len(found) >= sample_size and sum(map(self._room, found)) >= need)
-        )
+    def are_enough(self, found: Sequence[FreeBot], draw: Draw) -> bool:
+        """Return whether the group needs no more bots than these: they are enough, or there are no more."""
+        return self.is_complete or draw.enough.are(len(found), sum(map(self._room, found)))
 
     def reserve(self, draw: Draw, found: Sequence[FreeBot]) -> None:
         """Take the room that the group's jobs need off the first of these bots, so that the groups that follow are not
@@ -334,30 +349,32 @@ def _sample(
     part: the part of the fleet from which to draw; other bots are read if it has too few.
     reserving: numbers of the draws that hide the room which their jobs need from the draws that follow.
     """
-    jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
-    room = _ample(units, largest=max((draw.units for draw in draws), default=1))
     free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
-    apart, least = free.places <= FEW and jobs >= CROWD, sample_size * free.places
-    if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, room=room):
-        free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
+    _first_draw(free, draws, sample_size=sample_size, part=part)
     found: list[list[FreeBot]] = [[] for _ in draws]
     short = list(range(len(draws)))
     for more in range(ROUNDS + 1):
         waiting, short = short, []
         for nth in waiting:
             found[nth] = free.sample(draws[nth])
-            if more < ROUNDS and not free.is_enough(draws[nth], found[nth], sample_size=sample_size):
+            if more < ROUNDS and not free.are_enough(found[nth], draws[nth]):
                 short.append(nth)
             elif nth in reserving:
                 free.reserve(draws[nth], found[nth])
-        if not short or not free.read_for([(draws[nth], draws[nth].count - len(found[nth])) for nth in short]):
+        if not short or not free.read_for([(draws[nth], draws[nth].enough.bots - len(found[nth])) for nth in short]):
             break
     return found
 
 
-def _ample(units: int, *, largest: int) -> float:
-    """Return how many free units are ample for some jobs. units: what all of them take; largest: the most of one."""
-    return (AMPLE if largest == 1 else AMPLE_IF_LARGE) * units
+def _first_draw(free: FreeBots, draws: Sequence[Draw], *, sample_size: int, part: Part | None) -> None:
+    """Read bots for all of these draws together: of the part, if the batch is large and the part has enough of them,
+    otherwise of the whole fleet."""
+    jobs = sum(draw.jobs for draw in draws)
+    if part is not None and free.domains <= FEW and jobs >= CROWD:
+        units, largest = sum(draw.jobs * draw.units for draw in draws), max(draw.units for draw in draws)
+        if free.read_part(part, Enough.of(jobs, sample=sample_size * free.domains, units=units, largest=largest)):
+            return
+    free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
 
 
 def _requirement(of: CandidateRequest | ReadyJob) -> Requirement:
@@ -365,7 +382,9 @@ def _requirement(of: CandidateRequest | ReadyJob) -> Requirement:
 
 
 def _draw(want: CandidateRequest, domain_of: Mapping[Requirement, Domain], *, sample_size: int) -> Draw:
-    return Draw(domain_of[_requirement(want)], want.units, want.count, want.count - sample_size + 1)
+    jobs, units = want.count - sample_size + 1, want.units
+    enough = Enough.of(jobs, sample=sample_size, units=jobs * units, largest=units)
+    return Draw(domain_of[_requirement(want)], units, jobs, enough)
 
 
 def _domains(connection: Connection, fleet: Fleet, wanted: Collection[Requirement]) -> dict[Requirement, Domain]:

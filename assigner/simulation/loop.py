@@ -290,7 +290,7 @@ class SimulatedPool:
         The polls of a real assigner find work whose wake-up was lost. No wake-up is lost here.
         """
         now = self.clock.now
-        if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):
+        if not pending.is_any:
             rest = math.inf if pending.rest_seconds is None else now + pending.rest_seconds
             for each in self._assigners:
                 each.due = max(rest, now + 1e-3)

@@ -5,7 +5,7 @@ preferred properties, which are alike for the choice of a bot. A queue that rest
 take one of them lately.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from schema import predicates
@@ -118,6 +118,24 @@ class PendingWork:
     def has_rested(self) -> bool:
         """Some job that rested may start now."""
         return self.rest_seconds is not None and self.rest_seconds <= 0
+
+    @property
+    def is_any(self) -> bool:
+        """There may be something to place."""
+        return self.plain or self.constrained or self.has_rested or self.preference_elapsed
+
+    def with_ready(self, *, constrained: bool) -> "PendingWork":
+        """Return what is pending after more jobs became ready, of any instance. constrained: some have constraints."""
+        return replace(
+            self,
+            plain=True,
+            constrained=self.constrained or constrained,
+            constrained_below_minimum=self.constrained_below_minimum or constrained,
+        )
+
+    def without_constrained(self) -> "PendingWork":
+        """Return what is pending beside constrained jobs."""
+        return replace(self, constrained=False, constrained_below_minimum=False)
 
 
 def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:

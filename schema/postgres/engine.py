@@ -351,7 +351,11 @@ SEARCH_PATH = f"{SCHEMA},pg_temp"
 
 
 def session_settings(settings: DatabaseSettings) -> dict[str, str]:
-    """The server's settings that every transaction needs: the schema, three time-outs in milliseconds, and plans.
+    """The server's settings that every transaction needs: the schema, forms of values, plans, and time-outs in
+    milliseconds.
+
+    A role or a database may have others. Times are read in ISO alone, and text that is written by the usual rules would
+    be read by others.
 
     Every statement of Leasehold has an index that serves it, so sequential and bitmap scans are off. Otherwise a plan
     made while the tables were empty, or before their first ANALYZE, would read grown tables whole, for a minute or
@@ -360,6 +364,10 @@ def session_settings(settings: DatabaseSettings) -> dict[str, str]:
     return {
         "search_path": SEARCH_PATH,
         "timezone": "UTC",
+        "datestyle": "ISO, MDY",
+        "standard_conforming_strings": "on",
+        "array_nulls": "on",
+        "quote_all_identifiers": "off",
         "jit": "off",
         "default_transaction_isolation": "read committed",
         "enable_seqscan": "off",
@@ -367,6 +375,7 @@ def session_settings(settings: DatabaseSettings) -> dict[str, str]:
         "statement_timeout": f"{settings.statement_timeout * 1000:.0f}",
         "lock_timeout": f"{settings.lock_timeout * 1000:.0f}",
         "idle_in_transaction_session_timeout": f"{settings.idle_in_transaction_timeout * 1000:.0f}",
+        "idle_session_timeout": "0",
     }
 
 

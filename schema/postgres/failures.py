@@ -15,8 +15,9 @@ CONFLICTS = frozenset({"40001", "40P01", "55P03", "26000"})
 REFUSED, KEPT_PLANS = "0A000", "plancache.c"
 #: The server takes no writes: it is a standby, or an operator has set it so. Another server may be the primary now.
 READ_ONLY = "25006"
-#: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.
-OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03", READ_ONLY})
+#: Too many connections; the server stops or starts; it has ended an idle session, or a transaction that took too long.
+#: Connection errors have codes of class 08 and are not listed.
+OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", READ_ONLY})
 #: What the server has run out of, by SQLSTATE. To repeat such a transaction at once would make it worse.
 EXHAUSTED = {
     "53000": "resources",

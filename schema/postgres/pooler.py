@@ -110,7 +110,7 @@ def is_refusal(error: psycopg.OperationalError) -> bool:
 
 def find_lost(seen: Seen, wanted: Mapping[str, str]) -> Problem | None:
     """The settings that are not in effect as wanted, with the statements that store them for the role."""
-    lost = [name for name, value in wanted.items() if _plain(seen.settings.get(name, "")) != _plain(value)]
+    lost = [name for name, value in wanted.items() if _plain(name, seen.settings.get(name, "")) != _plain(name, value)]
     if not lost:
         return None
     role = '"' + seen.role.replace('"', '""') + '"'
@@ -127,8 +127,10 @@ def _pid(connection: "psycopg.Connection[Any]") -> int:
     return int(row[0])
 
 
-def _plain(value: str) -> str:
-    return value.replace(" ", "").replace('"', "").lower()
+def _plain(name: str, value: str) -> str:
+    plain = value.replace(" ", "").replace('"', "").lower()
+    # The order of day and month is for dates that are no ISO dates, of which none are sent.
+    return plain.partition(",")[0] if name == "datestyle" else plain
 
 
 def _literal(name: str, value: str) -> str:

@@ -9,13 +9,16 @@ import math
 import select
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
 from psycopg import errors, pq
+from psycopg.abc import Buffer
 from psycopg.adapt import PyFormat, Transformer
+from psycopg.types.datetime import TimestamptzLoader
 
 from schema import clock
 from schema.postgres.statements import Result, Row, row_maker
@@ -32,6 +35,9 @@ _SYNC, _TUPLES, _BAD = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.TUPLES_OK, pq.
 _STEP = pq.ExecStatus.COMMAND_OK
 #: The session has not prepared a statement, or has lost it; a table has other columns than when it was prepared.
 _OUTDATED = frozenset({b"26000", b"0A000"})
+#: What is read of times before and after those that Python has, and of the infinite ones. A day within its bounds, so
+#: that each of them can be told in any zone.
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 #: What a plan depends on: the text of a statement, and the types of its values.
 _Key: TypeAlias = tuple[bytes, tuple[int, ...] | None]
 
@@ -50,6 +56,17 @@ class Message(NamedTuple):
 
 
 BEGIN = Message(b"BEGIN ISOLATION LEVEL READ COMMITTED")
+
+
+class BoundedTimeLoader(TimestamptzLoader):
+    """Loads a time that Python does not have as the earliest or the latest one."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else LATEST
 
 
 class Session(WatchedConnection):
@@ -105,7 +122,7 @@ class Session(WatchedConnection):
             return self._checked(self.pgconn.exec_(sql.encode()))
 
     def read(self, result: pq.abc.PGresult) -> Result[Row]:
-        """The rows of a result."""
+        """The rows of a result. A time that Python does not have is the earliest or the latest one."""
         if result.status != _TUPLES:
             return Result((), result.command_tuples or 0)
         names = _names(tuple(map(result.fname, range(result.nfields))))
@@ -113,7 +130,15 @@ class Session(WatchedConnection):
         if not count:
             return Result((), 0, names)
         self._transformer.set_pgresult(result)
-        return Result(self._transformer.load_rows(0, count, row_maker(names)), count, names)
+        try:
+            rows = self._transformer.load_rows(0, count, row_maker(names))
+        except psycopg.DataError:
+            # One such row would keep all that are read with it from being read. The driver's own loader is faster.
+            self.adapters.register_loader("timestamptz", BoundedTimeLoader)
+            self._transformer = Transformer(self)
+            self._transformer.set_pgresult(result)
+            rows = self._transformer.load_rows(0, count, row_maker(names))
+        return Result(rows, count, names)
 
     def forget_if_outdated(self) -> None:
         """Drop the prepared statements, outside of a transaction, if they are too many or one was found to be lost."""

@@ -468,3 +468,31 @@ def test_after_any_rollback_the_next_transactions_of_the_session_work(database: 
                 assert session.run(work, kept_plans=each, repeat=False) == 7
     finally:
         session.close()
+
+
+#: Settings of a role or a database by which texts, times and lists mean something else than they say.
+ODD = (
+    "datestyle = 'German'",
+    "standard_conforming_strings = off",
+    "array_nulls = off",
+    "quote_all_identifiers = on",
+    "intervalstyle = 'iso_8601'",
+    "bytea_output = 'escape'",
+    "extra_float_digits = -15",
+    "idle_session_timeout = '1ms'",
+)
+
+
+def test_settings_of_the_database_change_nothing_of_what_is_sent_and_read(pool: Pool) -> None:
+    name = pool.row("SELECT current_database() AS name").name
+    for each in ODD:
+        pool.change(f'ALTER DATABASE "{name}" SET {each}')
+    pool.database.work.discard_all()
+    pool.database.reserve.discard_all()
+    (job,) = pool.submit(label=r"a\b", properties={"NULL": ["NULL"]})
+    bot = pool.bot(properties={"NULL": ["NULL"]})
+    bot.sync(*(completed(work) for work in pool.given(bot)))
+    pool.change("UPDATE jobs SET finished_at = now() - interval '3 days'")
+    assert pool.job(job).label == r"a\b"
+    pool.retention().run_once()
+    assert [row.job_id for row in pool.rows("SELECT job_id FROM journal")] == [1]

@@ -1,12 +1,13 @@
 """Names in statements, and the forms in which rows are asked for."""
 
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 import pytest
 
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.postgres.session import Session
+from schema.postgres.session import EARLIEST, LATEST, Session
 from schema.postgres.statements import Result, Statement
 
 
@@ -101,3 +102,12 @@ def test_a_wait_that_is_interrupted_closes_the_connection(database: Database, mo
         for _ in range(database.work.size):
             held.enter_context(database.connect())
     assert database.run(lambda c: c.execute(Statement("SELECT 1")).scalar_one()) == 1
+
+
+def test_a_time_that_python_does_not_have_is_read_as_the_nearest_that_it_has(database: Database) -> None:
+    """One such row would otherwise keep all that are read with it from being read."""
+    times = "'-infinity', '4713-01-01 BC', '2026-03-01 12:00', '10000-01-01', 'infinity'"
+    with database.connect() as connection:
+        found = connection.execute(Statement(f"SELECT unnest(CAST(ARRAY[{times}] AS timestamptz[]))")).scalars().all()
+        together = connection.execute(Statement(f"SELECT CAST(ARRAY[{times}] AS timestamptz[])")).scalar_one()
+    assert found == together == [EARLIEST, EARLIEST, datetime(2026, 3, 1, 12, tzinfo=UTC), LATEST, LATEST]
