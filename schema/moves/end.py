@@ -16,6 +16,7 @@ from schema.accounting import counters
 from schema.accounting.counters import Settlement
 from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
+from schema.fleet.credit import Credit, credit
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
 from schema.postgres.connection import Connection
@@ -23,104 +24,6 @@ from schema.postgres.fragments import newest_quota
 from schema.postgres.statements import Row, Statement
 from schema.predicates import STILL_LIVE
 from schema.validation import MAX_AGAINS, MAX_KILLS
-
-# Credit for the ends of attempts, in the transaction that ends them.
-#
-# Only the first failure of a job counts against the bot. If the job fails on another bot too, the job is to blame, and
-# the failure no longer counts. If it succeeds on another bot, the failure is upheld.
-
-
-#: The most labels for which a bot's successes are stored, those of its latest attempts.
-LABELS = 100
-
-
-@dataclass(frozen=True)
-class Credit:
-    """An attempt that has ended: its fence, its verdict, and the state of its job afterwards."""
-
-    job_id: int
-    fence: int
-    verdict: str
-    state: str
-
-
-# An attempt that was asked to stop says nothing about its bot, unless it ran too long. The counts of a bot change only
-# while its row is locked, and only the bots of these attempts are locked here. So a failure of another bot that no
-# longer counts is only marked (`returned`). Upkeep takes it back later.
-RECORD = Statement("""
-WITH told AS MATERIALIZED (
-    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:verdicts AS text[]),
-                         CAST(:states AS text[])) AS t (job_id, fence, verdict, state)
-), over AS MATERIALIZED (
-    SELECT t.job_id, t.state, l.bot_id, j.label, t.verdict = 'succeeded' AS ok, b.known, b.blamed, b.due,
-        t.verdict IN ('succeeded', 'failed') AS finished, l.seconds
-    FROM told t
-    CROSS JOIN LATERAL (
-        SELECT bot_id, stop_reason, coalesce(acknowledged_at, delivered_at) IS NOT NULL AS started,
-            extract(epoch FROM ended_at - coalesce(acknowledged_at, delivered_at, granted_at)) AS seconds
-        FROM leases WHERE job_id = t.job_id AND fence = t.fence OFFSET 0) l
-    CROSS JOIN LATERAL (SELECT label FROM jobs WHERE id = t.job_id OFFSET 0) j
-    CROSS JOIN LATERAL (
-        SELECT count(*) > 0 AS known, max(bot_id) FILTER (WHERE returned_at IS NULL) AS blamed,
-            count(*) FILTER (WHERE returned_at IS NOT NULL AND bot_id IS NOT NULL) > 0 AS due
-        FROM blames WHERE job_id = t.job_id OFFSET 0) b
-    WHERE t.verdict = 'succeeded' OR l.stop_reason = 'timeout'
-        OR l.stop_reason IS NULL AND (t.verdict IN ('failed', 'error') OR t.verdict = 'lost' AND l.started)
-), blamed AS (
-    INSERT INTO blames (job_id, bot_id) SELECT job_id, bot_id FROM over WHERE NOT ok AND NOT known AND state = 'queued'
-), returned AS (
-    UPDATE blames SET returned_at = clock_timestamp()
-    WHERE job_id = ANY (ARRAY(SELECT job_id FROM over WHERE NOT ok AND blamed <> bot_id))
-), upheld AS (
-    UPDATE blames SET upheld_at = clock_timestamp()
-    WHERE job_id = ANY (ARRAY(SELECT job_id FROM over WHERE ok AND blamed <> bot_id))
-), settled AS (
-    DELETE FROM blames WHERE job_id = ANY (ARRAY(
-        SELECT job_id FROM over
-        WHERE known AND NOT due AND (ok OR state <> 'queued') AND coalesce(blamed, bot_id) = bot_id))
-), forgiven AS (
-    DELETE FROM blames WHERE bot_id = ANY (ARRAY(SELECT bot_id FROM over WHERE ok)) AND upheld_at IS NOT NULL
-), lifted AS (
-    UPDATE bots SET probation_until = NULL
-    WHERE id = ANY (ARRAY(SELECT bot_id FROM over WHERE ok)) AND probation_until IS NOT NULL
-), counted AS (
-    INSERT INTO bot_success AS s (bot_id, label, successes, failures, finished, seconds)
-    SELECT bot_id, label, count(*) FILTER (WHERE ok), count(*) FILTER (WHERE NOT ok), count(*) FILTER (WHERE finished),
-        coalesce(sum(seconds) FILTER (WHERE finished), 0)
-    FROM over WHERE ok OR NOT known GROUP BY bot_id, label
-    ON CONFLICT (bot_id, label) DO UPDATE SET (successes, failures, returned, finished, seconds, at) = (
-        SELECT (s.successes + EXCLUDED.successes) * w.share, (s.failures + EXCLUDED.failures) * w.share,
-            s.returned * w.share, (s.finished + EXCLUDED.finished) * w.share,
-            (s.seconds + EXCLUDED.seconds) * w.share, clock_timestamp()
-        FROM (SELECT least(1, (SELECT memory FROM success_policy)
-            / (s.successes + s.failures + EXCLUDED.successes + EXCLUDED.failures)) AS share) w)
-    RETURNING s.bot_id, s.xmax = 0 AS new
-)
-SELECT array_agg(bot_id) AS bot_ids FROM counted WHERE new
-""")
-TRIM = Statement("""
-DELETE FROM bot_success s WHERE s.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND s.label NOT IN (
-    SELECT r.label FROM bot_success r WHERE r.bot_id = s.bot_id ORDER BY r.at DESC, r.label LIMIT :limit)
-""")
-
-
-def credit(connection: Connection, credits: Sequence[Credit]) -> None:
-    """Count these ends for their bots; a success ends the probation of its bot.
-
-    The caller has locked the bots and the jobs, has just ended the attempts, and has found a row in `success_policy`,
-    without which nothing is counted.
-    """
-    new = connection.execute(
-        RECORD,
-        {
-            "job_ids": [one.job_id for one in credits],
-            "fences": [one.fence for one in credits],
-            "verdicts": [one.verdict for one in credits],
-            "states": [one.state for one in credits],
-        },
-    ).scalar_one()
-    if new:
-        connection.execute(TRIM, {"bot_ids": sorted(set(new)), "limit": LABELS})
 
 
 class Verdict(StrEnum):
@@ -179,42 +82,11 @@ class EndedAttempt(NamedTuple):
         return cls._make((*row[:4], VERDICTS[row.verdict], *row[5:9]))
 
 
-# The state of a job after its attempt. `h` is the job with what is told of the attempt, `l` is the lease. An attempt is
-# not charged if the bot stopped it or gave it back, or if the bot was lost before it had been told of the job.
-_STARTED = "coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL"
-_UNCHARGED = f"h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT ({_STARTED})"
-_KILLED = f"h.verdict = 'lost' AND {_STARTED}"
-_NEXT_STATE = f"""CASE
-            WHEN h.verdict = 'succeeded' THEN 'succeeded'
-            WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
-                AND coalesce(h.details->>'final', '') <> 'true' THEN 'queued'
-            WHEN h.verdict = 'failed' THEN 'failed'
-            WHEN h.state = 'cancelling' THEN 'cancelled'
-            WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
-            WHEN h.agains >= {MAX_AGAINS} THEN 'dead'
-            WHEN {_UNCHARGED} THEN 'queued'
-            WHEN {_KILLED} AND h.kills + 1 >= h.max_lost THEN 'dead'
-            WHEN h.attempts >= h.max_attempts THEN 'dead'
-            ELSE 'queued' END"""
+# The statement that ends attempts. Each step hands on the columns that later steps need. A later step could join an
+# earlier one instead, but by a nested loop, because the planner does not know their sizes.
 
-#: When a job may run again whose command has asked for that.
-_AGAIN_AT = "now() + make_interval(secs => CAST(d.details->>'again' AS double precision))"
-
-# Each step hands on the columns that later steps need. A later step could join an earlier one instead, but by a nested
-# loop, because the planner does not know their sizes.
-#
-# `over` ends the lease, whose row keeps what the history tells of the end (`schema/sql/views/job_events.sql`).
-# `moved` moves the job. Its fence stays if the bot reports a result, and grows if the server cancels the lease.
-# `logged` records the eviction of a job that was asked to stop for another instance's minimum, unless the job has ended
-# by itself meanwhile. The event `preempted` was written when it was asked.
-# `stored` keeps the result of an attempt that ends its job.
-_END = f"""
-WITH told AS MATERIALIZED (
-    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
-                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
-                         {fragments.json_array("details")}, CAST(:results AS text[]))
-        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
-), held AS MATERIALIZED (
+#: The attempts whose fence still holds, with what is told of them. Their jobs are locked.
+_ATTEMPTS = f"""
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result,
         CASE WHEN t.verdict = 'released' AND t.details ? 'again' THEN (
@@ -222,88 +94,145 @@ WITH told AS MATERIALIZED (
         CASE WHEN t.verdict = 'lost' THEN {fragments.most_lost("j.id", MAX_KILLS)} END AS max_lost
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
-    ORDER BY j.id FOR NO KEY UPDATE OF j
-), over AS (
+    ORDER BY j.id FOR NO KEY UPDATE OF j"""
+
+# Of an attempt `a` and its lease `l`.
+#: The bot had been told of the job, so that it may have started it.
+_STARTED = "coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL"
+#: The attempt is not charged to the job: the bot stopped it or gave it back, or was lost before it had been told.
+_UNCHARGED = f"a.verdict IN ('stopped', 'released') OR a.verdict = 'lost' AND NOT ({_STARTED})"
+#: The job may have killed the bot.
+_KILLED = f"a.verdict = 'lost' AND {_STARTED}"
+#: The state of the job afterwards: the first line that applies.
+_NEXT_STATE = f"""CASE
+            WHEN a.verdict = 'succeeded' THEN 'succeeded'
+            WHEN a.verdict = 'failed' AND a.retry_failed AND a.attempts < a.max_attempts AND a.state <> 'cancelling'
+                AND coalesce(a.details->>'final', '') <> 'true' THEN 'queued'
+            WHEN a.verdict = 'failed' THEN 'failed'
+            WHEN a.state = 'cancelling' THEN 'cancelled'
+            WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
+            WHEN a.agains >= {MAX_AGAINS} THEN 'dead'
+            WHEN {_UNCHARGED} THEN 'queued'
+            WHEN {_KILLED} AND a.kills + 1 >= a.max_lost THEN 'dead'
+            WHEN a.attempts >= a.max_attempts THEN 'dead'
+            ELSE 'queued' END"""
+
+#: End the leases. Their rows keep what the history tells of the end (`schema/sql/views/job_events.sql`).
+_LEASES = f"""
     UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
-        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END,
-        ended_event = nextval('stored_events_id_seq'), ended_by = h.actor, ended_from = h.state,
-        ended_to = {_NEXT_STATE}, verdict = h.verdict, report = nullif(h.details, '{{{{}}}}')
-    FROM held h
-    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {STILL_LIVE}
-    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, h.max_lost, h.agains, l.cohort,
+        state = CASE WHEN a.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END,
+        ended_event = nextval('stored_events_id_seq'), ended_by = a.actor, ended_from = a.state,
+        ended_to = {_NEXT_STATE}, verdict = a.verdict, report = nullif(a.details, '{{}}')
+    FROM attempts a
+    WHERE l.job_id = a.id AND l.fence = a.fence AND l.bot_id = a.bot_id AND l.bot_epoch = a.bot_epoch AND {STILL_LIVE}
+    RETURNING a.id, a.fence, a.bot_id, a.verdict, a.details, a.result, a.kills, a.max_lost, a.agains, l.cohort,
         l.instance, l.units, l.stop_reason, l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged,
         {_KILLED} AS killed,
-        h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
-), moved AS (
-    UPDATE jobs j SET
-        state = d.to_state,
-        fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
-        result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
-        attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
-        evictions = j.evictions + CASE WHEN d.evicted THEN 1 ELSE 0 END,
-        cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
-        queue = CASE WHEN d.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
-        kills = CASE WHEN d.killed THEN least(j.kills + 1, d.max_lost) ELSE j.kills END,
-        finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
-        started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
-            WHEN d.to_state <> 'queued' THEN j.started_at END,
-        queued_at = CASE WHEN d.to_state = 'queued' AND d.agains IS NOT NULL THEN {_AGAIN_AT} ELSE j.queued_at END,
-        schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
-            THEN now() + make_interval(secs => coalesce(CAST(d.details->>'retry_in' AS double precision),
+        a.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted"""
+
+#: When a job may run again whose command has asked for that.
+_AGAIN_AT = "now() + make_interval(secs => CAST(e.details->>'again' AS double precision))"
+#: Until when a job that is queued again rests: for the backoff of its retry, until the time for which its command has
+#: asked, or as long as a lost bot may still run it.
+_RESTS_UNTIL = f"""CASE WHEN e.to_state = 'queued' AND e.verdict IN ('failed', 'error')
+            THEN now() + make_interval(secs => coalesce(CAST(e.details->>'retry_in' AS double precision),
                 least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1))))
-            WHEN d.to_state = 'queued' AND d.agains IS NOT NULL THEN {_AGAIN_AT}
-            WHEN d.to_state = 'queued' AND d.killed THEN (
-                SELECT h.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
-                    AS h (bot_id, until)
-                WHERE h.bot_id = d.bot_id AND h.until > now()) END,
-        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed' OR d.agains IS NOT NULL)
+            WHEN e.to_state = 'queued' AND e.agains IS NOT NULL THEN {_AGAIN_AT}
+            WHEN e.to_state = 'queued' AND e.killed THEN (
+                SELECT b.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
+                    AS b (bot_id, until)
+                WHERE b.bot_id = e.bot_id AND b.until > now()) END"""
+#: Why the job did not succeed, for people.
+_REASON = f"""CASE WHEN e.to_state = 'succeeded' THEN NULL
+            WHEN e.to_state = 'dead' AND e.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN e.to_state = 'dead' AND e.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
+            WHEN e.to_state = 'dead' AND e.killed AND e.kills + 1 >= e.max_lost THEN 'its bot was lost '
+                || CASE e.max_lost WHEN 1 THEN 'once' WHEN 2 THEN 'twice' WHEN 3 THEN 'three times'
+                    ELSE e.max_lost || ' times' END
+            WHEN e.to_state = 'dead' AND e.agains >= {MAX_AGAINS} THEN 'asked {MAX_AGAINS} times to be run again'
+            WHEN e.to_state = 'dead' THEN 'every attempt ended without a result'
+            ELSE e.details->>'reason' END"""
+
+#: Move the jobs. The fence stays if the bot reports a result, and grows if the server cancels the lease.
+_JOBS = f"""
+    UPDATE jobs j SET
+        state = e.to_state,
+        fence = CASE WHEN e.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
+        result_fence = CASE WHEN e.to_state IN ('succeeded', 'failed') THEN j.fence END,
+        attempts = CASE WHEN e.uncharged AND e.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        evictions = j.evictions + CASE WHEN e.evicted THEN 1 ELSE 0 END,
+        cohort = CASE WHEN e.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
+        queue = CASE WHEN e.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
+        kills = CASE WHEN e.killed THEN least(j.kills + 1, e.max_lost) ELSE j.kills END,
+        finished_at = CASE WHEN e.to_state <> 'queued' THEN clock_timestamp() END,
+        started_at = CASE WHEN e.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, e.granted_at)
+            WHEN e.to_state <> 'queued' THEN j.started_at END,
+        queued_at = CASE WHEN e.to_state = 'queued' AND e.agains IS NOT NULL THEN {_AGAIN_AT} ELSE j.queued_at END,
+        schedule_after = {_RESTS_UNTIL},
+        queue_deadline = CASE WHEN NOT (e.killed OR e.verdict = 'failed' OR e.agains IS NOT NULL)
             THEN j.queue_deadline END,
-        reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
-            WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
-            WHEN d.to_state = 'dead' AND d.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
-            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= d.max_lost THEN 'its bot was lost '
-                || CASE d.max_lost WHEN 1 THEN 'once' WHEN 2 THEN 'twice' WHEN 3 THEN 'three times'
-                    ELSE d.max_lost || ' times' END
-            WHEN d.to_state = 'dead' AND d.agains >= {MAX_AGAINS} THEN 'asked {MAX_AGAINS} times to be run again'
-            WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
-            ELSE d.details->>'reason' END
-    FROM over d WHERE j.id = d.id
-    RETURNING j.id, j.public_id, j.instance, j.state, j.locality_hint, d.units, j.fence, d.verdict, d.bot_id,
-        d.evicted, d.fence AS ended_fence, d.cohort, j.constrained AS gated
-), logged AS (
+        reason = {_REASON}
+    FROM ended e WHERE j.id = e.id
+    RETURNING j.id, j.public_id, j.instance, j.state, j.locality_hint, e.units, j.fence, e.verdict, e.bot_id,
+        e.evicted, e.fence AS ended_fence, e.cohort, j.constrained AS gated"""
+
+#: Record the evictions of jobs that were asked to stop for another instance's minimum, unless they have ended by
+#: themselves meanwhile. The event `preempted` was written when they were asked.
+_EVICTIONS = """
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
-    SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
-    FROM moved m JOIN over o ON o.id = m.id
+    SELECT e.cohort, e.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, asked.details->>'rule', asked.details
+    FROM moved m JOIN ended e ON e.id = m.id
     CROSS JOIN LATERAL (
         SELECT details FROM stored_events
-        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
-    JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
-    WHERE m.evicted
-), stored AS (
+        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) asked
+    JOIN jobs p ON p.public_id = CAST(asked.details->'preemptor'->>'job' AS uuid)
+    WHERE m.evicted"""
+
+#: Store the results of attempts that end their jobs.
+_RESULTS = """
     INSERT INTO job_results (job_id, fence, result)
-    SELECT id, fence, CAST(result AS json) FROM over WHERE to_state <> 'queued' AND result IS NOT NULL
-{{freed}}), counted AS MATERIALIZED (
-    SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min(({EFFECTIVE_MAX}) - q.usage - s.stopped) END AS room
+    SELECT id, fence, CAST(result AS json) FROM ended WHERE to_state <> 'queued' AND result IS NOT NULL"""
+
+#: Give the bots their units back.
+_BOTS = """
+    UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
+    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM ended GROUP BY bot_id) s
+    WHERE b.id = s.bot_id"""
+
+#: The units that each of these instances may have, beside these; see `ReturnedUnits`.
+_ROOM = f"""
+    SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min(({EFFECTIVE_MAX}) - q.usage - s.stopped) END AS units
     FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
-          FROM over GROUP BY cohort, instance) s
-    CROSS JOIN LATERAL {newest_quota("s", columns="*")} q
+          FROM ended GROUP BY cohort, instance) s
+    CROSS JOIN LATERAL {newest_quota("s", columns="*")} q"""
+
+
+def _end(*, frees_bots: bool) -> Statement:
+    freed = f", freed AS ({_BOTS}\n)" if frees_bots else ""
+    return Statement(f"""
+WITH told AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         {fragments.json_array("details")}, CAST(:results AS text[]))
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
+), attempts AS MATERIALIZED ({_ATTEMPTS}
+), ended AS ({_LEASES}
+), moved AS ({_JOBS}
+), logged AS ({_EVICTIONS}
+), stored AS ({_RESULTS}
+){freed}, room AS MATERIALIZED ({_ROOM}
 ), woken AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
-    cohort, gated, (SELECT room FROM counted) AS room, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs,
+    cohort, gated, (SELECT units FROM room) AS room, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs,
     (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
-"""
-_FREED = """), freed AS (
-    UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
-    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
-    WHERE b.id = s.bot_id
-"""
+""")
 
 
 #: By whether the statement gives the units back in the rows of the bots. Otherwise the caller writes these rows.
-END = {written: Statement(_END.format(freed=_FREED if written else "")) for written in (False, True)}
+END = {written: _end(frees_bots=written) for written in (False, True)}
 
 
 @dataclass(frozen=True)

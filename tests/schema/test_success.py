@@ -9,7 +9,7 @@ from assigner.config.loading import load
 from assigner.maintenance.unnamed_rows import gone_bots
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
-from schema.fleet import success
+from schema.fleet import credit, success
 from schema.moves import end
 from schema.moves import retention as retention_moves
 from schema.moves.end import AttemptEnd, Verdict
@@ -122,7 +122,7 @@ def test_old_attempts_are_forgotten_as_new_ones_come(pool: Pool) -> None:
 
 
 def test_a_bot_keeps_the_counts_of_its_latest_labels(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end, "LABELS", 2)
+    monkeypatch.setattr(credit, "LABELS", 2)
     count(pool)
     bot = pool.bot()
     for label in ("a", "b", "a", "c", "d"):

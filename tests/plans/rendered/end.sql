@@ -3,7 +3,7 @@ WITH told AS MATERIALIZED (
                          CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
                          CAST(string_to_array(:details, chr(30)) AS jsonb[]), CAST(:results AS text[]))
         AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
-), held AS MATERIALIZED (
+), attempts AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result,
         CASE WHEN t.verdict = 'released' AND t.details ? 'again' THEN (
@@ -15,93 +15,93 @@ WITH told AS MATERIALIZED (
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
-), over AS (
+), ended AS (
     UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
-        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END,
-        ended_event = nextval('stored_events_id_seq'), ended_by = h.actor, ended_from = h.state,
+        state = CASE WHEN a.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END,
+        ended_event = nextval('stored_events_id_seq'), ended_by = a.actor, ended_from = a.state,
         ended_to = CASE
-            WHEN h.verdict = 'succeeded' THEN 'succeeded'
-            WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
-                AND coalesce(h.details->>'final', '') <> 'true' THEN 'queued'
-            WHEN h.verdict = 'failed' THEN 'failed'
-            WHEN h.state = 'cancelling' THEN 'cancelled'
+            WHEN a.verdict = 'succeeded' THEN 'succeeded'
+            WHEN a.verdict = 'failed' AND a.retry_failed AND a.attempts < a.max_attempts AND a.state <> 'cancelling'
+                AND coalesce(a.details->>'final', '') <> 'true' THEN 'queued'
+            WHEN a.verdict = 'failed' THEN 'failed'
+            WHEN a.state = 'cancelling' THEN 'cancelled'
             WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
-            WHEN h.agains >= 1000 THEN 'dead'
-            WHEN h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) THEN 'queued'
-            WHEN h.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AND h.kills + 1 >= h.max_lost THEN 'dead'
-            WHEN h.attempts >= h.max_attempts THEN 'dead'
-            ELSE 'queued' END, verdict = h.verdict, report = nullif(h.details, '{}')
-    FROM held h
-    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND l.ended_at IS NULL
-    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, h.max_lost, h.agains, l.cohort,
-        l.instance, l.units, l.stop_reason, l.granted_at, l.ended_to AS to_state, h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) AS uncharged,
-        h.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS killed,
-        h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
+            WHEN a.agains >= 1000 THEN 'dead'
+            WHEN a.verdict IN ('stopped', 'released') OR a.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) THEN 'queued'
+            WHEN a.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AND a.kills + 1 >= a.max_lost THEN 'dead'
+            WHEN a.attempts >= a.max_attempts THEN 'dead'
+            ELSE 'queued' END, verdict = a.verdict, report = nullif(a.details, '{}')
+    FROM attempts a
+    WHERE l.job_id = a.id AND l.fence = a.fence AND l.bot_id = a.bot_id AND l.bot_epoch = a.bot_epoch AND l.ended_at IS NULL
+    RETURNING a.id, a.fence, a.bot_id, a.verdict, a.details, a.result, a.kills, a.max_lost, a.agains, l.cohort,
+        l.instance, l.units, l.stop_reason, l.granted_at, l.ended_to AS to_state, a.verdict IN ('stopped', 'released') OR a.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) AS uncharged,
+        a.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS killed,
+        a.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
 ), moved AS (
     UPDATE jobs j SET
-        state = d.to_state,
-        fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
-        result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
-        attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
-        evictions = j.evictions + CASE WHEN d.evicted THEN 1 ELSE 0 END,
-        cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
-        queue = CASE WHEN d.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
-        kills = CASE WHEN d.killed THEN least(j.kills + 1, d.max_lost) ELSE j.kills END,
-        finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
-        started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
-            WHEN d.to_state <> 'queued' THEN j.started_at END,
-        queued_at = CASE WHEN d.to_state = 'queued' AND d.agains IS NOT NULL THEN now() + make_interval(secs => CAST(d.details->>'again' AS double precision)) ELSE j.queued_at END,
-        schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
-            THEN now() + make_interval(secs => coalesce(CAST(d.details->>'retry_in' AS double precision),
+        state = e.to_state,
+        fence = CASE WHEN e.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
+        result_fence = CASE WHEN e.to_state IN ('succeeded', 'failed') THEN j.fence END,
+        attempts = CASE WHEN e.uncharged AND e.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        evictions = j.evictions + CASE WHEN e.evicted THEN 1 ELSE 0 END,
+        cohort = CASE WHEN e.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
+        queue = CASE WHEN e.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
+        kills = CASE WHEN e.killed THEN least(j.kills + 1, e.max_lost) ELSE j.kills END,
+        finished_at = CASE WHEN e.to_state <> 'queued' THEN clock_timestamp() END,
+        started_at = CASE WHEN e.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, e.granted_at)
+            WHEN e.to_state <> 'queued' THEN j.started_at END,
+        queued_at = CASE WHEN e.to_state = 'queued' AND e.agains IS NOT NULL THEN now() + make_interval(secs => CAST(e.details->>'again' AS double precision)) ELSE j.queued_at END,
+        schedule_after = CASE WHEN e.to_state = 'queued' AND e.verdict IN ('failed', 'error')
+            THEN now() + make_interval(secs => coalesce(CAST(e.details->>'retry_in' AS double precision),
                 least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1))))
-            WHEN d.to_state = 'queued' AND d.agains IS NOT NULL THEN now() + make_interval(secs => CAST(d.details->>'again' AS double precision))
-            WHEN d.to_state = 'queued' AND d.killed THEN (
-                SELECT h.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
-                    AS h (bot_id, until)
-                WHERE h.bot_id = d.bot_id AND h.until > now()) END,
-        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed' OR d.agains IS NOT NULL)
+            WHEN e.to_state = 'queued' AND e.agains IS NOT NULL THEN now() + make_interval(secs => CAST(e.details->>'again' AS double precision))
+            WHEN e.to_state = 'queued' AND e.killed THEN (
+                SELECT b.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
+                    AS b (bot_id, until)
+                WHERE b.bot_id = e.bot_id AND b.until > now()) END,
+        queue_deadline = CASE WHEN NOT (e.killed OR e.verdict = 'failed' OR e.agains IS NOT NULL)
             THEN j.queue_deadline END,
-        reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
-            WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
-            WHEN d.to_state = 'dead' AND d.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
-            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= d.max_lost THEN 'its bot was lost '
-                || CASE d.max_lost WHEN 1 THEN 'once' WHEN 2 THEN 'twice' WHEN 3 THEN 'three times'
-                    ELSE d.max_lost || ' times' END
-            WHEN d.to_state = 'dead' AND d.agains >= 1000 THEN 'asked 1000 times to be run again'
-            WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
-            ELSE d.details->>'reason' END
-    FROM over d WHERE j.id = d.id
-    RETURNING j.id, j.public_id, j.instance, j.state, j.locality_hint, d.units, j.fence, d.verdict, d.bot_id,
-        d.evicted, d.fence AS ended_fence, d.cohort, j.constrained AS gated
+        reason = CASE WHEN e.to_state = 'succeeded' THEN NULL
+            WHEN e.to_state = 'dead' AND e.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN e.to_state = 'dead' AND e.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
+            WHEN e.to_state = 'dead' AND e.killed AND e.kills + 1 >= e.max_lost THEN 'its bot was lost '
+                || CASE e.max_lost WHEN 1 THEN 'once' WHEN 2 THEN 'twice' WHEN 3 THEN 'three times'
+                    ELSE e.max_lost || ' times' END
+            WHEN e.to_state = 'dead' AND e.agains >= 1000 THEN 'asked 1000 times to be run again'
+            WHEN e.to_state = 'dead' THEN 'every attempt ended without a result'
+            ELSE e.details->>'reason' END
+    FROM ended e WHERE j.id = e.id
+    RETURNING j.id, j.public_id, j.instance, j.state, j.locality_hint, e.units, j.fence, e.verdict, e.bot_id,
+        e.evicted, e.fence AS ended_fence, e.cohort, j.constrained AS gated
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
-    SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
-    FROM moved m JOIN over o ON o.id = m.id
+    SELECT e.cohort, e.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, asked.details->>'rule', asked.details
+    FROM moved m JOIN ended e ON e.id = m.id
     CROSS JOIN LATERAL (
         SELECT details FROM stored_events
-        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
-    JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
+        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) asked
+    JOIN jobs p ON p.public_id = CAST(asked.details->'preemptor'->>'job' AS uuid)
     WHERE m.evicted
 ), stored AS (
     INSERT INTO job_results (job_id, fence, result)
-    SELECT id, fence, CAST(result AS json) FROM over WHERE to_state <> 'queued' AND result IS NOT NULL
+    SELECT id, fence, CAST(result AS json) FROM ended WHERE to_state <> 'queued' AND result IS NOT NULL
 ), freed AS (
     UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
-    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
+    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM ended GROUP BY bot_id) s
     WHERE b.id = s.bot_id
-), counted AS MATERIALIZED (
+), room AS MATERIALIZED (
     SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT CASE WHEN e.evicted > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))
         THEN e.evicted ELSE 0 END FROM (
             SELECT count(*) AS evicted FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-                AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)) END) - q.usage - s.stopped) END AS room
+                AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)) END) - q.usage - s.stopped) END AS units
     FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
-          FROM over GROUP BY cohort, instance) s
+          FROM ended GROUP BY cohort, instance) s
     CROSS JOIN LATERAL (SELECT * FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 ) q
 ), woken AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
-    cohort, gated, (SELECT room FROM counted) AS room, (SELECT count(*) FROM woken), (SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1) AS graphs,
+    cohort, gated, (SELECT units FROM room) AS room, (SELECT count(*) FROM woken), (SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1) AS graphs,
     (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
