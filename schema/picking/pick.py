@@ -93,7 +93,8 @@ _MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort,
 _MISSING_SOMEWHERE = f"""{_MISSING} AND {{scope}} AND {HAS_AWAKE_JOBS}
         AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND {DRAIN.of(instance="i")} OFFSET 0)"""
 
-# Not many more jobs are picked than a quota allows, so that the batch is not full of jobs that the grant refuses.
+# The pick from the front looks up the queues of the front's jobs. Not many more jobs are picked than a quota allows, so
+# that the batch is not full of jobs that the grant refuses.
 _FROM_FRONT = """missing AS MATERIALIZED ({missing}
 ), {front}, waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), {offered}, fit AS MATERIALIZED (
     SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
@@ -104,41 +105,55 @@ _FROM_FRONT = """missing AS MATERIALIZED ({missing}
     SELECT id, true AS beyond FROM fit WHERE coalesce(nth <= most * :reach, true) AND NOT EXISTS (SELECT FROM missing)
 )"""
 
-# In the order of age, each rank of a queue is read. A job is beyond the minimum of its instance if the jobs before it
-# fill the minimum. For an instance below its minimum, all heads are read that it may need.
-_FROM_QUEUES = """{waiting}, {offered}, missing AS MATERIALIZED ({missing}
-), lanes AS MATERIALIZED (
+# The pick from the queues reads the first jobs of each queue and puts them into one order. Its steps:
+
+# A lane is where jobs of one order are read: a queue, or in the order of age each rank of a queue. `needed`: jobs that
+# its instance may need to reach its minimum.
+_LANES = """
     SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
-    FROM {lanes} LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
-), share AS MATERIALIZED (
+    FROM {lanes} LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance"""
+# `all_heads` are read of all lanes together, and `heads` of one of them.
+_SHARE = """
     SELECT jobs * :reach AS all_heads,
         greatest({least}, {spare} * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
-    FROM room
-), first_heads AS MATERIALIZED (
-    SELECT o.lane, s.heads < s.all_heads AS is_cut_short, s.heads, o.cohort, o.instance, o.units, h.*
-    FROM lanes o CROSS JOIN LATERAL (
-        SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
+    FROM room"""
+# The first jobs of each lane: its share, all that its instance may need, and not many more than its quota allows.
+# `is_cut_short`: no more were read because of the share.
+_FIRST_HEADS = """
+    SELECT l.lane, s.heads < s.all_heads AS is_cut_short, s.heads, l.cohort, l.instance, l.units, h.*
+    FROM lanes l CROSS JOIN LATERAL (
+        SELECT all_heads, least(all_heads, greatest(heads, l.needed * :reach)) AS heads FROM share) s
     CROSS JOIN LATERAL (
-        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue{same_lane} AND {ready}
-        ORDER BY {order} LIMIT least(o.headroom / o.units * :reach, s.heads)) h
-), ranked AS MATERIALIZED (
+        SELECT id, rank, queued_at FROM jobs WHERE queue = l.queue{same_lane} AND {ready}
+        ORDER BY {order} LIMIT least(l.headroom / l.units * :reach, s.heads)) h"""
+# A job is `beyond` the minimum of its instance if the jobs before it fill the minimum. Nearly always no instance lacks
+# anything, and nothing has to be summed.
+_RANKED = """
     SELECT *, true AS beyond FROM first_heads WHERE NOT EXISTS (SELECT FROM missing)
     UNION ALL
     SELECT h.*, coalesce(
         sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY {order}) - h.units >= m.units, true)
     FROM first_heads h LEFT JOIN missing m ON m.cohort = h.cohort AND m.instance = h.instance
-    WHERE EXISTS (SELECT FROM missing)
-), cut AS MATERIALIZED (
+    WHERE EXISTS (SELECT FROM missing)"""
+# The place in the order up to which all jobs are known: the last head of a lane that was cut short, of these the first.
+_CUT = """
     SELECT {full_order} FROM (
         SELECT DISTINCT ON (h.lane) h.* FROM ranked h
         JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
         WHERE h.is_cut_short AND f.heads >= h.heads
         ORDER BY h.lane, {backwards}) last
-    ORDER BY {full_order} LIMIT 1
-), heads AS MATERIALIZED (
+    ORDER BY {full_order} LIMIT 1"""
+_HEADS = """
     SELECT id, beyond FROM ranked
     WHERE coalesce(({full_order}) <= (SELECT {full_order} FROM cut), true)
-    ORDER BY {full_order} LIMIT (SELECT jobs FROM room) * :reach
+    ORDER BY {full_order} LIMIT (SELECT jobs FROM room) * :reach"""
+_FROM_QUEUES = f"""{{waiting}}, {{offered}}, missing AS MATERIALIZED ({{missing}}
+), lanes AS MATERIALIZED ({_LANES}
+), share AS MATERIALIZED ({_SHARE}
+), first_heads AS MATERIALIZED ({_FIRST_HEADS}
+), ranked AS MATERIALIZED ({_RANKED}
+), cut AS MATERIALIZED ({_CUT}
+), heads AS MATERIALIZED ({_HEADS}
 )"""
 
 # The heads are looked up as one array. The condition on their state is written so that it matches no index of ready
@@ -219,7 +234,7 @@ class Pick:
             else "offered o",
             least=LEAST_HEADS,
             spare=SPARE,
-            same_lane=" AND rank = o.rank" if by_age else "",
+            same_lane=" AND rank = l.rank" if by_age else "",
             ready=READY_PLAIN,
             order=order,
             full_order=full_order,

@@ -72,12 +72,12 @@ WITH RECURSIVE free_kinds AS (
         greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
     FROM room
 ), first_heads AS MATERIALIZED (
-    SELECT o.lane, s.heads < s.all_heads AS is_cut_short, s.heads, o.cohort, o.instance, o.units, h.*
-    FROM lanes o CROSS JOIN LATERAL (
-        SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
+    SELECT l.lane, s.heads < s.all_heads AS is_cut_short, s.heads, l.cohort, l.instance, l.units, h.*
+    FROM lanes l CROSS JOIN LATERAL (
+        SELECT all_heads, least(all_heads, greatest(heads, l.needed * :reach)) AS heads FROM share) s
     CROSS JOIN LATERAL (
-        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
-        ORDER BY rank, queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
+        SELECT id, rank, queued_at FROM jobs WHERE queue = l.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+        ORDER BY rank, queued_at, id LIMIT least(l.headroom / l.units * :reach, s.heads)) h
 ), ranked AS MATERIALIZED (
     SELECT *, true AS beyond FROM first_heads WHERE NOT EXISTS (SELECT FROM missing)
     UNION ALL
