@@ -259,7 +259,7 @@ class SimulatedBots:
                     held.complete(Outcome(verdict=held.verdict, seconds=held.seconds))  # type: ignore[arg-type]
             calls.append(bot.held_call or NewCall(bot.message(self._timing.sync), now))
             bot.held_call = None
-        for bot, answer in zip(due, self._service.tell(calls), strict=True):
+        for bot, answer in zip(due, self._service.settle(calls), strict=True):
             bot.called_at = now
             if isinstance(answer, Conflict) and answer.code in OVER:
                 self._end(bot)

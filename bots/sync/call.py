@@ -366,10 +366,7 @@ def _check_epoch(bot: LockedBot | None, *, epoch: int) -> LockedBot:
 
 @dataclass(frozen=True)
 class Due:
-    """What a worker of another protocol is told: its leases, and for how many seconds from its call its session lasts.
-
-    The fields are those of `answer_message`.
-    """
+    """What a bot is told: the leases that it should have, and the rest of the message `SyncAnswer`."""
 
     leases: Sequence[Row | FetchedLease]
     _: KW_ONLY
@@ -384,19 +381,12 @@ class Due:
 # gateway need not parse: of a call that ends and fetches ten jobs this saves about a tenth of the gateway's settling.
 
 
-def answer_message(
-    leases: Sequence[Row | FetchedLease],
-    *,
-    seq: int,
-    expires_in: float,
-    sync_in: float,
-    drain: bool = False,
-    unlisted: int = 0,
-) -> bytes:
-    """Return the message `SyncAnswer` with these leases, as JSON."""
-    fields = {"drain": drain, "expires_in": expires_in, "sync_in": sync_in}
-    rest = to_json(fields | {"unlisted": unlisted} if unlisted else fields)
-    return b'{"seq":%d,"leases":[%b],%b' % (seq, b",".join(map(_lease_message, leases)), rest[1:])
+def answer_message(due: Due) -> bytes:
+    """Return the message `SyncAnswer`, as JSON."""
+    fields: dict[str, Any] = {"drain": due.drain, "expires_in": due.expires_in, "sync_in": due.sync_in}
+    if due.unlisted:
+        fields["unlisted"] = due.unlisted
+    return b'{"seq":%d,"leases":[%b],%b' % (due.seq, b",".join(map(_lease_message, due.leases)), to_json(fields)[1:])
 
 
 def _lease_message(row: Row | FetchedLease) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -50,9 +50,8 @@ from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
 from schema.states import BotStatus, LeaseState
 from schema.timing import Timing
 
-Answer = bytes | HeldCall
-#: What a call is answered with, unless it is held.
-A = TypeVar("A")
+#: What becomes of a call: its bot is told something, or the call is held, or refused.
+Reply = Due | HeldCall | LeaseholdError
 
 _log = structlog.get_logger(__name__)
 
@@ -100,8 +99,12 @@ class SyncService:
         """Use other settings from the next call on. policy: the version that they are of, which leases name."""
         self._fetch, self.cooldown, self._policy = fetch, cooldown, policy
 
-    def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
-        """Settle calls of different bots together, in one transaction; return JSON, or the call if it may be held.
+    def answer(self, calls: Sequence[Call]) -> list[bytes | HeldCall | LeaseholdError]:
+        """Settle calls as `settle` does; the answers are JSON."""
+        return [answer_message(each) if isinstance(each, Due) else each for each in self.settle(calls)]
+
+    def settle(self, calls: Sequence[Call]) -> list[Reply]:
+        """Settle calls of different bots together, in one transaction; a call may be held.
 
         A call that was held is answered. A new call is answered too, or held if there is no news and the bot is willing
         to wait. The report of a repeated call is ignored, because it has been applied; the answer says what the bot
@@ -112,19 +115,11 @@ class SyncService:
         name is open) or `stale_seq` (a later call has been answered), and BadInput for output that is not base64.
         Raises ValueError for two calls of one bot.
         """
-        return self._answered(calls, answer_message)
-
-    def tell(self, calls: Sequence[Call]) -> list[Due | HeldCall | LeaseholdError]:
-        """Settle calls as `answer` does, for workers of another protocol: the answers are no JSON."""
-        return self._answered(calls, Due)
-
-    def _answered(self, calls: Sequence[Call], form: Callable[..., A]) -> list[A | HeldCall | LeaseholdError]:
-        """Settle calls. form: makes an answer of the arguments of `answer_message`."""
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
         answers = self._database.run(
-            lambda connection: self._settle(connection, calls, names, form),
+            lambda connection: self._settle(connection, calls, names),
             urgent=True,
             undone=self._fronts.forget,
             kept_plans=True,
@@ -139,7 +134,8 @@ class SyncService:
         sending of the call.
         """
         expires_in = max(0.0, expires - call.began)
-        return answer_message([], seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
+        due = Due([], seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
+        return answer_message(due)
 
     def output(self, report: OutputReport) -> int:
         """Store output, checkpoint and progress of a running lease; return how many chunks of output were written.
@@ -176,9 +172,7 @@ class SyncService:
 
         return self._database.run(work)
 
-    def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], form: Callable[..., A]
-    ) -> Callable[[], list[A | HeldCall | LeaseholdError]]:
+    def _settle(self, connection: Connection, calls: Sequence[Call], names: Sequence[str]) -> Callable[[], list[Reply]]:
         """Settle the calls in this transaction, which may be run again.
 
         Returns a function that returns the answers after the commit, with which the last statements travel.
@@ -187,17 +181,17 @@ class SyncService:
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
         bots = {bot.name: bot for bot in map(LockedBot._make, connection.execute(LOCK_BOTS, asked))}
-        found: dict[int, A | HeldCall | LeaseholdError] = {}
+        replies: dict[int, Reply] = {}
         settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
             try:
                 settled.append(check_call(nth, call, bots.get(name), asked_at=asked_at))
             except Conflict as refusal:
-                found[nth] = refusal
-        settled = self._compared(connection, settled, found)
+                replies[nth] = refusal
+        settled = self._compared(connection, settled, replies)
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
-        settled = self._without_leaving(connection, settled, found, returned, form)
+        settled = self._without_leaving(connection, settled, replies, returned)
         fetch_after_sync(
             connection,
             settled,
@@ -213,15 +207,13 @@ class SyncService:
         _deliver(connection, settled)
         returned.write(connection)
 
-        def answers() -> list[A | HeldCall | LeaseholdError]:
-            self._reply(settled, found, renewed(), form)
-            return [found[nth] for nth in range(len(calls))]
+        def answers() -> list[Reply]:
+            self._reply(settled, replies, renewed())
+            return [replies[nth] for nth in range(len(calls))]
 
         return answers
 
-    def _compared(
-        self, connection: Connection, settled: list[SyncCall], found: dict[int, A | HeldCall | LeaseholdError]
-    ) -> list[SyncCall]:
+    def _compared(self, connection: Connection, settled: list[SyncCall], replies: dict[int, Reply]) -> list[SyncCall]:
         """Compare the report of each bot with its live leases; return the calls that are not refused by that.
 
         Nothing has been written yet.
@@ -232,11 +224,11 @@ class SyncService:
             try:
                 sync_call.compare()
             except BadInput as refusal:
-                found[sync_call.nth] = refusal
+                replies[sync_call.nth] = refusal
             else:
                 if sync_call.outcome.unknown:
                     connection.on_commit(partial(_tell_unknown, sync_call.bot.name, sync_call.outcome.unknown))
-        return [sync_call for sync_call in settled if sync_call.nth not in found]
+        return [sync_call for sync_call in settled if sync_call.nth not in replies]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall], returned: ReturnedUnits) -> None:
         """Apply acknowledgements, ends and what commands have left. The units of ended leases go into `returned`."""
@@ -296,10 +288,10 @@ class SyncService:
         self,
         connection: Connection,
         settled: list[SyncCall],
-        found: dict[int, A | HeldCall | LeaseholdError],
+        replies: dict[int, Reply],
         returned: ReturnedUnits,
-        form: Callable[..., A],
     ) -> list[SyncCall]:
+        """Close the sessions of bots that leave; return the calls of the others."""
         if any(sync_call.leaves for sync_call in settled):
             returned.write(connection)
         self._sync(connection, [sync_call for sync_call in settled if sync_call.leaves])
@@ -308,7 +300,7 @@ class SyncService:
                 released = close(connection, sync_call.bot.id, actor=sync_call.actor)
                 if self.tracer is not None:
                     self.tracer.trace(connection, released)
-                found[sync_call.nth] = form([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
+                replies[sync_call.nth] = Due([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> Callable[[], Mapping[int, float]]:
@@ -333,21 +325,20 @@ class SyncService:
     def _reply(
         self,
         settled: Sequence[SyncCall],
-        found: dict[int, A | HeldCall | LeaseholdError],
+        replies: dict[int, Reply],
         renewed: Mapping[int, float],
-        form: Callable[..., A],
     ) -> None:
         """Answer each call with the leases that its bot should have now, or hold it if there is no news."""
         for sync_call in settled:
             sync_call.remaining = renewed.get(sync_call.bot.id, sync_call.remaining)
-            found[sync_call.nth] = self._reply_to(sync_call, form)
+            replies[sync_call.nth] = self._reply_to(sync_call)
 
-    def _reply_to(self, sync_call: SyncCall, form: Callable[..., A]) -> A | HeldCall:
+    def _reply_to(self, sync_call: SyncCall) -> Due | HeldCall:
         """Return the answer to one call. The bot counts `expires_in` from the sending of its call."""
         call = sync_call.call
         if isinstance(call, NewCall) and call.sync.wait > 0 and _may_be_held(sync_call, call):
             return _held_call(sync_call, call)
-        return form(
+        return Due(
             sync_call.due,
             seq=sync_call.seq,
             unlisted=sync_call.left_out,

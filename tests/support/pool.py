@@ -21,7 +21,7 @@ from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync
 from bots.sync import sessions
 from bots.sync.call import Call, HeldCall, NewCall
 from bots.sync.fetch import FetchSettings
-from bots.sync.settle import Answer, SyncService
+from bots.sync.settle import SyncService
 from schema import clock
 from schema.fleet import success
 from schema.fleet.candidates import FreeBot
@@ -47,7 +47,7 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
     return answer
 
 
-def settled(sync_service: SyncService, call: Call) -> Answer:
+def settled(sync_service: SyncService, call: Call) -> bytes | HeldCall:
     """The answer to this call. Raises the error if the call is refused."""
     (answer,) = sync_service.answer([call])
     if isinstance(answer, LeaseholdError):
@@ -55,7 +55,7 @@ def settled(sync_service: SyncService, call: Call) -> Answer:
     return answer
 
 
-def synced(sync_service: SyncService, message: Sync) -> Answer:
+def synced(sync_service: SyncService, message: Sync) -> bytes | HeldCall:
     """The answer to a call that has just arrived."""
     return settled(sync_service, NewCall(message, clock.monotonic()))
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from bots.protocol import SyncAnswer, Work
-from bots.sync.call import answer_message
+from bots.sync.call import Due, answer_message
 from schema.moves.cancel import cancel
 from tests.support.pool import Bot, Pool, active, completed
 
@@ -32,7 +32,7 @@ PAYLOAD = {"command": ["echo", 'quoted "text"', "ü\n"], "env": {"A": "\\"}}
 def test_an_answer_says_what_its_models_say(more: dict[str, Any]) -> None:
     row = {**LEASE, **more}
     rows = cast(Any, [SimpleNamespace(**row), SimpleNamespace(**LEASE)])
-    answer = answer_message(rows, seq=9, drain=True, expires_in=29.5, sync_in=5.0)
+    answer = answer_message(Due(rows, seq=9, drain=True, expires_in=29.5, sync_in=5.0))
 
     def work(row: dict[str, Any]) -> Work:
         return Work(
@@ -53,7 +53,7 @@ def test_an_answer_says_what_its_models_say(more: dict[str, Any]) -> None:
     assert SyncAnswer.model_validate_json(answer) == meant
     assert json.loads(answer) == json.loads(meant.model_dump_json(exclude_defaults=True))
     nothing = {"seq": 1, "leases": [], "drain": False, "expires_in": 0.0, "sync_in": 0.0}
-    assert json.loads(answer_message([], seq=1, expires_in=0.0, sync_in=0.0)) == nothing
+    assert json.loads(answer_message(Due([], seq=1, expires_in=0.0, sync_in=0.0))) == nothing
 
 
 # Leases that a bot holds in advance and leaves out of its reports, because nothing has changed for them

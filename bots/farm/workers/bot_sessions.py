@@ -67,7 +67,7 @@ class BotSessions:
         self._opener = SessionOpener(database, bots, queue=OPENINGS, timing=timing, tracer=sync_service.tracer)
         self._held_sessions = HeldSessions(database, bots, ttl=timing.ttl, metrics=metrics, below=RENEWED_BELOW)
         self._payloads = Payloads(upstream, bots)
-        self._batches = Batcher[Call, Due | HeldCall](sync_service.tell, bots)
+        self._batches = Batcher[Call, Due | HeldCall](sync_service.settle, bots)
         self._topic = polls.topic("bots", self._held_sessions.read_facts, run=bots.run)
         #: The newest call of each session, by the session's name.
         self._newest: dict[str, LongPoll] = {}
