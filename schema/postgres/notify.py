@@ -27,7 +27,7 @@ import structlog
 from psycopg import sql
 
 from schema import clock
-from schema.postgres.connection import Connection, Later
+from schema.postgres.connection import Connection
 from schema.postgres.engine import QUEUE_USAGE, Database
 from schema.postgres.failures import said_of_outage
 from schema.postgres.statements import Statement
@@ -115,15 +115,15 @@ WAKE = Statement("SELECT leasehold.wake(:topic, :keys)")
 log = structlog.get_logger(__name__)
 
 
-def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> Later:
-    """Wake the processes that sleep on `topic` when the caller's transaction commits; the answer is false if none does.
+def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> None:
+    """Wake the processes that sleep on `topic` when the caller's transaction commits.
 
     It is sent with the next statement, or with COMMIT. If the keys do not fit into one notification, it is sent without
     keys, which means that anything may have changed.
     """
     joined = ",".join(keys)
     fits = len(joined.encode()) <= MAX_KEYS_BYTES
-    return connection.execute_later(WAKE, {"topic": topic, "keys": joined if fits else ""})
+    connection.execute_later(WAKE, {"topic": topic, "keys": joined if fits else ""})
 
 
 def queue_usage(connection: Connection) -> float:

@@ -101,7 +101,9 @@ def test_urgent_work_has_its_own_connections(
     with database.listen() as sleeper:
         sleeper.execute(notify.RAISE, ("jobs",))
         monkeypatch.setattr(database, "work", None)
-        assert not database.run(lambda c: notify.wake(c, "jobs"), urgent=True).result().scalar_one()
+        assert not database.run(
+            lambda c: c.execute(notify.WAKE, {"topic": "jobs", "keys": ""}).scalar_one(), urgent=True
+        )
         monkeypatch.undo()
     database.close()
     del forgotten

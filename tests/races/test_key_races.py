@@ -218,7 +218,8 @@ def test_a_queue_that_is_being_woken_is_not_put_to_rest_and_the_other_way_round(
     bot_id = pool.row("SELECT id FROM bots").id
 
     def wake(on: Pool) -> int:
-        return on.database.run(lambda c: backoff.wake_queues_for_bots(c, {bot_id: 1}).result().rowcount)
+        values = {"bot_ids": [bot_id], "rooms": [1]}
+        return on.database.run(lambda c: c.execute(backoff.WAKE_FOR_BOTS, values)).rowcount
 
     pool.rest_queues(60)
     assert race.side_by_side(wake, lambda: rest(pool, queue)) == 0

@@ -7,7 +7,7 @@ The state of the jobs stays `queued`, so these moves write no event.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from schema.postgres.connection import Connection, Later
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_version
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, DUE, REQUIREMENTS, UNITS, serves
@@ -124,17 +124,15 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
     return len(connection.execute(WAKE, {"ids": list(queues)}).all()) if queues else 0
 
 
-def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> Later:
-    """Wake the resting queues that have a job for one of these bots. Its rows are the queues that were woken.
-
-    It is sent with the next statement, or with COMMIT.
+def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> None:
+    """Wake the resting queues that have a job for one of these bots, with the next statement or with COMMIT.
 
     A queue whose rest is over is left to the assigners, so that its jobs do not become new ones, which bots may fetch.
     free_units: the free units of each bot that has arrived or has more room, by its id.
     Costs one look at an index if no queue rests.
     """
     where = {"bot_ids": list(free_units), "rooms": list(free_units.values())}
-    return connection.execute_later(WAKE_FOR_BOTS, where)
+    connection.execute_later(WAKE_FOR_BOTS, where)
 
 
 @dataclass(frozen=True)
