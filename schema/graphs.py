@@ -3,7 +3,7 @@
 A graph is active while it has jobs that are ready or running. Its running jobs are in the counter `graph:ID:jobs`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from schema.postgres.connection import Connection
@@ -97,10 +97,11 @@ ENDED_BADLY = {"failed": "failed", "dead": "is dead", "cancelled": "was cancelle
 #: pass this bound, and then tells `UPSTREAM` of the deepest.
 MAX_CAUSES = 10_001
 
-# Of what a node depends on, the first that did not succeed is why it was cancelled. All that was cancelled at one
-# moment was so because of one node, so it does not matter which of these comes first. Each round takes the nodes that
-# the round before has found, and looks at each of their parents once, however many of them it has. It leaves out the
-# nodes that were asked for, which the first round has done.
+# Of what a node depends on, the first that did not succeed is why it was cancelled, or cannot run. What cancels it
+# comes before what blocks it. All that was cancelled at one moment was so because of one node, so it does not matter
+# which of these comes first. Each round takes the nodes that the round before has found, and looks at each of their
+# parents once, however many of them it has. It leaves out the nodes that were asked for, which the first round has
+# done.
 CAUSES = Statement("""
 WITH RECURSIVE above AS (
     SELECT NULL::bigint AS child, t.id AS parent, NULL::integer AS node, NULL::uuid AS job, NULL::text AS outcome,
@@ -111,25 +112,28 @@ WITH RECURSIVE above AS (
         SELECT DISTINCT parent AS child FROM above
         WHERE goes_on AND (child IS NULL OR parent <> ALL (CAST(:ids AS bigint[])))
     ), edges AS MATERIALIZED (
-        SELECT n.child, e.parent FROM now n CROSS JOIN LATERAL (
-            SELECT parent FROM graph_edges WHERE child = n.child AND on_failure = 'cancel' OFFSET 0) e
+        SELECT n.child, e.parent, e.on_failure FROM now n CROSS JOIN LATERAL (
+            SELECT parent, on_failure FROM graph_edges WHERE child = n.child AND on_failure <> 'run' OFFSET 0) e
     ), ended AS MATERIALIZED (
         SELECT p.parent, n.node_no AS node, j.public_id AS job, n.outcome, j.finished_at,
             coalesce(j.reason = :upstream, false) AS goes_on
-        FROM (SELECT DISTINCT parent FROM edges) p
+        FROM (SELECT DISTINCT parent FROM edges
+              WHERE parent NOT IN (SELECT unnest(CAST(:passed_over AS bigint[])))) p
         CROSS JOIN LATERAL (
             SELECT node_no, outcome FROM graph_nodes WHERE job_id = p.parent AND outcome <> 'succeeded' OFFSET 0) n
         LEFT JOIN LATERAL (SELECT public_id, reason, finished_at FROM jobs WHERE id = p.parent OFFSET 0) j ON true
     )
     SELECT DISTINCT ON (e.child) e.child, p.parent, p.node, p.job, p.outcome, p.goes_on
-    FROM edges e JOIN ended p ON p.parent = e.parent ORDER BY e.child, p.finished_at NULLS FIRST, p.node)
+    FROM edges e JOIN ended p ON p.parent = e.parent
+    ORDER BY e.child, e.on_failure <> 'cancel', p.finished_at NULLS FIRST, p.node)
 )
 SELECT child, parent, node, job, outcome, goes_on FROM above WHERE child IS NOT NULL LIMIT :limit
 """)
 
 
 class Cause(Protocol):
-    """Why a node was cancelled: a node that it depends on, how it ended, and whether it was cancelled for another."""
+    """Why a node was cancelled, or cannot run: a node that it depends on, how that ended, and whether it was cancelled
+    for another."""
 
     parent: int
     node: int
@@ -157,6 +161,17 @@ def first_causes(causes: Mapping[int, Cause], ids: Iterable[int]) -> dict[int, C
     return found
 
 
+def first_failed(
+    connection: Connection, ids: Collection[int], *, passed_over: Collection[int] = ()
+) -> dict[int, Cause | None]:
+    """Return of each of these nodes the one above it that failed first; None if that is not known.
+
+    ids: of the nodes' jobs. passed_over: ids of jobs that are not looked at.
+    """
+    where = {"ids": list(ids), "passed_over": list(passed_over), "upstream": UPSTREAM, "limit": MAX_CAUSES}
+    return first_causes({cause.child: cause for cause in connection.execute(CAUSES, where)}, ids)
+
+
 def with_roots(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return these rows of jobs. The `reason` of a node that was cancelled because of others names the first of them.
 
@@ -165,8 +180,7 @@ def with_roots(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> lis
     cancelled = [row["row_id"] for row in rows if row["reason"] == UPSTREAM]
     if not cancelled:
         return [dict(row) for row in rows]
-    where = {"ids": cancelled, "upstream": UPSTREAM, "limit": MAX_CAUSES}
-    firsts = first_causes({cause.child: cause for cause in connection.execute(CAUSES, where)}, cancelled)
+    firsts = first_failed(connection, cancelled)
     return [
         {**row, "reason": _because_of(firsts[row["row_id"]])} if row["reason"] == UPSTREAM else dict(row)
         for row in rows

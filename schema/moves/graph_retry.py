@@ -8,13 +8,13 @@ that was left out, waits again.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import psycopg
 from leasehold.errors import Conflict, NotFound
 
-from schema.graphs import ENDED_BADLY
+from schema.graphs import ENDED_BADLY, first_failed
 from schema.moves.graphs import LOCK, LONGER, LONGER_TIMEOUT
 from schema.moves.submit import Submitted
 from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, submit_again
@@ -107,7 +107,8 @@ class RetryPlan:
     """What is tried again, and what cannot be.
 
     nodes: the numbers that get new jobs.
-    barred: nodes that get none, because a node above them failed and is not tried again: number → the failed one's.
+    barred: nodes that get none, because a node that they depend on did not succeed and is not tried again: number →
+    that one's, or once `_read` has looked, that of the node above which failed first.
     started: numbers of children that have started and are not held up again.
     busy: a node that has to be waited for: it is being stopped, or is a callback that may run.
     """
@@ -156,23 +157,7 @@ def _barred(
         for edge in parents.get(number, ()):
             ended = nodes[edge.parent].outcome
             if edge.on_failure != "run" and ended in ENDED_BADLY and edge.parent not in chosen:
-                yield number, _root(edge.parent, chosen, parents, nodes)
-
-
-def _root(
-    number: int, chosen: Collection[int], parents: Mapping[int, Sequence[GraphEdge]], nodes: Mapping[int, GraphNode]
-) -> int:
-    """Return the node that failed first on the way up from this one, which is itself if it ran."""
-    while nodes[number].outcome == "cancelled":
-        above = [
-            edge.parent
-            for edge in parents.get(number, ())
-            if edge.on_failure == "cancel" and nodes[edge.parent].outcome in ENDED_BADLY and edge.parent not in chosen
-        ]
-        if not above:
-            break
-        number = min(above, key=lambda each: (nodes[each].outcome == "cancelled", each))
-    return number
+                yield number, edge.parent
 
 
 def _has_started(node: GraphNode) -> bool:
@@ -303,7 +288,13 @@ def _read(connection: Connection, graph: int, wanted: Collection[int] | None) ->
     nodes = [
         GraphNode(row.node_no, row.outcome, row.state, row.attempts, row.callback is not None) for row in rows.values()
     ]
-    return rows, plan_retry(nodes, edges, wanted)
+    plan = plan_retry(nodes, edges, wanted)
+    barred = {rows[number].job_id: number for number in plan.barred}
+    if not barred:
+        return rows, plan
+    firsts = first_failed(connection, barred, passed_over=[rows[number].job_id for number in plan.nodes])
+    known = {barred[job_id]: first.node for job_id, first in firsts.items() if first is not None and job_id in barred}
+    return rows, replace(plan, barred={**plan.barred, **known})
 
 
 def _replace(

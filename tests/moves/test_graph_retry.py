@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from leasehold.errors import Conflict, Forbidden, NotFound
 
+from schema.graphs import with_roots
 from schema.moves import graph_retry, graphs
 from schema.moves.graph_retry import GraphEdge, GraphNode, RetriedGraph, plan_retry
 from schema.moves.graphs import SubmittedGraph
@@ -275,10 +276,24 @@ def test_what_is_tried_again_follows_from_outcomes_and_edges() -> None:
     assert plan_retry(nodes, edges, [3]).nodes == frozenset()
 
 
-def test_what_keeps_a_node_from_running_is_the_one_that_failed_and_none_that_is_tried_again() -> None:
-    nodes = [GraphNode(1, "failed", "failed"), GraphNode(2, "failed", "failed")]
-    nodes += [GraphNode(number, "cancelled", "cancelled") for number in (3, 4, 5)]
-    edges = [GraphEdge(*pair, "cancel") for pair in ((1, 3), (2, 3), (3, 4), (4, 5))]
-    assert plan_retry(nodes, edges, [5]).barred == {5: 1}
-    plan = plan_retry(nodes, edges, [1])
-    assert (plan.nodes, plan.barred) == ({1}, {3: 2, 4: 2, 5: 2})
+def test_what_keeps_a_node_from_running_is_what_reads_name_and_none_that_is_tried_again(pool: Pool) -> None:
+    chain: list[dict[str, Any]] = [{}, {}, {"after": [1, 2]}, {"after": [3]}, {"after": [4]}]
+    chain.append({"after": [{"node": 1, "on_failure": "block"}, 5]})
+    submitted, bot = graph(pool, *chain, on_failure="cancel"), pool.bot(capacity=9)
+    works = {work["job"]: work for work in pool.given(bot)}
+    bot.sync(completed(works[submitted.jobs[2]], "failed"), active(works[submitted.jobs[1]]))
+    bot.sync(completed(works[submitted.jobs[1]], "failed"))
+    pool.upkeep().run_once()
+    assert states(pool) == ["failed"] * 2 + ["cancelled"] * 4
+    told = f"node 2 of its graph, job {submitted.jobs[2]}, failed"
+    for number in (3, 4, 5, 6):
+        row = pool.row(
+            "SELECT id AS row_id, reason FROM jobs WHERE public_id = CAST(:id AS uuid)", id=submitted.jobs[number]
+        )
+        ((read),) = pool.database.run(lambda c, row=row: with_roots(c, [row._asdict()]))
+        assert read["reason"] == f"cancelled: {told}"
+        with pytest.raises(Conflict, match=f"node {number} depends on node 2, which failed"):
+            retry(pool, submitted, number)
+    # Of what keeps a node from running, what is tried again with it is left out.
+    with pytest.raises(Conflict, match="node 3 depends on node 1, which failed"):
+        retry(pool, submitted, 2)
