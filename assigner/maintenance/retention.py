@@ -7,11 +7,12 @@ it.
 """
 
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
 
 import psycopg
+import structlog
 from leasehold.states import JobState
 
 from assigner import metrics
@@ -19,7 +20,15 @@ from assigner.maintenance.duties import Duty, Rounds
 from assigner.maintenance.upkeep import UpkeepSettings
 from schema.clock import Monotonic
 from schema.moves.graphs import BEGINNING, delete_graph
-from schema.moves.retention import Deleted, delete_finished, delete_keys, delete_unique_keys, keep_journal_days
+from schema.moves.retention import (
+    Deleted,
+    Finished,
+    delete_finished,
+    delete_keys,
+    delete_unique_keys,
+    keep_journal_days,
+    oldest_finished,
+)
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
@@ -42,6 +51,8 @@ LOOK_BACK = 60.0
 KEEP_KEYS_OF_CLIENTS = 3600.0
 #: The most graphs that are looked at for one that can be deleted: of each, nodes are read until one is kept.
 GRAPHS = 20
+
+log = structlog.get_logger()
 
 
 class Retention(Rounds):
@@ -68,31 +79,31 @@ class Retention(Rounds):
             JobState.CANCELLED: settings.keep_cancelled,
             JobState.DEAD: settings.keep_dead,
         }
-        old: dict[str, Delete] = {
-            f"old {state} jobs": partial(delete_finished, state=state, age=age, journal=settings.keep_journal)
-            for state, age in ages.items()
+        for state, age in ages.items():
+            of_state = partial(delete_finished, state=state, age=age, journal=settings.keep_journal)
+            jobs = OldRows(self._database, f"old {state} jobs", of_state, now=self._now)
+            run = partial(self._delete_jobs, jobs, partial(oldest_finished, state=state), keep_days)
+            yield Duty(jobs.name, settings.retention_interval, run)
+        keys: dict[str, Delete] = {
+            "old keys": partial(delete_keys, of_clients=False, age=settings.keep_keys),
+            "old keys of clients": partial(delete_keys, of_clients=True, age=KEEP_KEYS_OF_CLIENTS),
+            "deduplication keys": delete_unique_keys,
         }
-        old["old keys"] = partial(delete_keys, of_clients=False, age=settings.keep_keys)
-        old["old keys of clients"] = partial(delete_keys, of_clients=True, age=KEEP_KEYS_OF_CLIENTS)
-        old["deduplication keys"] = delete_unique_keys
-        for name, delete in old.items():
-            rows = OldRows(self._database, name, delete, now=self._now)
-            yield Duty(name, settings.retention_interval, partial(self._with_days, rows.run_once, keep_days))
+        for name, delete in keys.items():
+            yield Duty(name, settings.retention_interval, OldRows(self._database, name, delete, now=self._now).run_once)
 
-    def _with_days(self, run: Callable[[], bool], keep_days: Callable[[Connection], bool]) -> bool:
-        """Run a duty; if the journal lacks a day that it needs, make the days and run it once more.
+    def _delete_jobs(self, rows: "OldRows", oldest: "Oldest", keep_days: Callable[[Connection], bool]) -> bool:
+        """Delete jobs. If that is refused, make the days that the journal lacks, and delete one job after the other.
 
         Days lack after the journal has become longer, or where another process keeps a shorter one.
         """
         try:
-            return run()
-        except psycopg.errors.CheckViolation as error:
-            if error.diag.table_name != "journal":
-                raise
-        for _ in range(MOST_CALLS):
-            if not self._database.run(keep_days):
-                break
-        return run()
+            return rows.run_once()
+        except (psycopg.DataError, psycopg.IntegrityError):
+            for _ in range(MOST_CALLS):
+                if not self._database.run(keep_days):
+                    break
+        return rows.run_singly(oldest)
 
     def _delete_graphs(self) -> bool:
         """Delete finished graphs, as far as a few looks go; the next run goes on where this one ended.
@@ -117,11 +128,18 @@ class Delete(Protocol):
     def __call__(self, connection: Connection, *, limit: int, since: datetime | None) -> Deleted: ...
 
 
+class Oldest(Protocol):
+    """Finds the row with which a batch of these begins."""
+
+    def __call__(self, connection: Connection, *, since: datetime | None) -> Finished | None: ...
+
+
 class OldRows:
     """Deletes rows in batches. Each batch begins where the one before it ended."""
 
     def __init__(self, database: Database, name: str, delete: Delete, *, now: Monotonic) -> None:
-        self._database, self._name, self._delete, self._now = database, name, delete, now
+        self.name = name
+        self._database, self._delete, self._now = database, delete, now
         self._limit = MOST
         self._since: datetime | None = None
         self._look_back_at = now()
@@ -131,6 +149,27 @@ class OldRows:
         if self._now() >= self._look_back_at:
             self._since, self._look_back_at = None, self._now() + LOOK_BACK
         return all(self._next_batch() for _ in range(BATCHES))
+
+    def run_singly(self, oldest: Oldest) -> bool:
+        """Delete one job after the other as `run_once` does, and pass over those that cannot be deleted.
+
+        Such a job has something that the journal cannot take, or a row of somebody else's table refers to it.
+        """
+        for _ in range(LEAST):
+            try:
+                deleted = self._database.run(partial(self._delete, limit=1, since=self._since))
+            except (psycopg.DataError, psycopg.IntegrityError) as error:
+                found = self._database.run(partial(oldest, since=self._since))
+                if found is None:
+                    return False
+                log.warning("an old job cannot be deleted", job=found.public_id, error=type(error).__name__)
+                self._since = found.finished_at + timedelta(microseconds=1)
+            else:
+                if not deleted.rows:
+                    return False
+                self._since = deleted.last
+                metrics.observe_reaped("retention", deleted.rows)
+        return True
 
     def _next_batch(self) -> bool:
         began, limit = self._now(), self._limit
@@ -142,5 +181,5 @@ class OldRows:
         self._since = deleted.last or self._since
         is_full = deleted.rows == limit
         metrics.observe_reaped("retention", deleted.rows)
-        metrics.RETENTION_LATE.labels(duty=self._name).set(deleted.late if is_full else 0.0)
+        metrics.RETENTION_LATE.labels(duty=self.name).set(deleted.late if is_full else 0.0)
         return is_full

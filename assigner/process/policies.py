@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 from leasehold.errors import Conflict
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from assigner.cycle.settings import AssignerSettings
@@ -302,8 +302,13 @@ class Follower:
         return LOOK_EVERY
 
 
+#: The settings of a version by section.
+_STORED = TypeAdapter(dict[str, dict[str, Any]])
+
+
 def merged(file: PoolSettings, version: int, stored: Mapping[str, Any]) -> InForce:
     """Return the settings of the file with what decides as the version has it. Raises ValidationError."""
+    stored = _STORED.validate_python(stored)
     entries, absent = [], []
     for name, entry in zip(entry_names(file), file.assigners, strict=True):
         if (terms := stored.get("assigners", {}).get(name)) is None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from schema.postgres.connection import Connection
+from schema.postgres.fragments import stored_seconds
 from schema.postgres.statements import Row, Statement
 from schema.predicates import (
     HEALTHY,
@@ -141,12 +142,12 @@ SET leases = excluded.leases, seconds = excluded.seconds, work = excluded.work, 
 """)
 # Of a job that has not started and is late already, the time until now counts: it is the least that it can be. Without
 # such jobs, those that wait long would be missing.
-_PAST = """
+_PAST = f"""
 SELECT predicted, scale, coalesce(waited, extract(epoch FROM now() - at)::double precision) AS waited, class, by_rate,
     by_waits
 FROM forecasts
-WHERE cohort = :cohort AND {among} predicted IS NOT NULL
-    AND (waited IS NOT NULL OR at < now() - make_interval(secs => predicted))
+WHERE cohort = :cohort AND {{among}} predicted IS NOT NULL
+    AND (waited IS NOT NULL OR at < now() - {stored_seconds("predicted")})
 ORDER BY at DESC LIMIT :most
 """
 PAST = {

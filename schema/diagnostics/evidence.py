@@ -14,7 +14,7 @@ from uuid import UUID
 
 from schema import graphs
 from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, Cooldown
-from schema.fleet import candidates
+from schema.fleet import candidates, kinds
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import JOB_REASON, newest_leases
 from schema.postgres.statements import Statement
@@ -473,6 +473,7 @@ def _job(connection: Connection, row: Row) -> JobEvidence:
     node = {name: row.pop(name) for name in ("graph", "graph_name", "node_no", "pending_deps", "missing")}
     if DEPENDENCIES.name not in open_gates:
         node |= graphs.unmet_dependencies(connection, row["row_id"], limit=NAMES)
+    row["properties"] = kinds.usable(row["properties"])
     return JobEvidence(
         **row,
         quota=QuotaEvidence(**quota) if quota["usage"] is not None else None,

@@ -14,7 +14,7 @@ from schema.postgres import waits
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.fragments import most_lost
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.validation import MAX_FORGIVEN, MAX_KILLS
 
 #: The most ids shown of rows that break an invariant.
@@ -420,11 +420,29 @@ WHOLE_TABLES = Statement("SET LOCAL enable_seqscan = on")
 
 
 def check(connection: Connection) -> list[Finding]:
-    """Check every invariant in one snapshot. Returns a finding for each, also for those with 0 rows."""
-    return [
-        Finding(id=invariant.id, title=invariant.title, rows=row.rows, sample=list(row.sample))
-        for invariant, row in zip(INVARIANTS, connection.execute(CHECK), strict=True)
-    ]
+    """Check every invariant in one snapshot. Returns a finding for each, also for those with 0 rows.
+
+    If a stored value makes the statement fail, each is checked alone.
+    """
+    try:
+        with connection.savepoint():
+            rows = connection.execute(CHECK).all()
+    except psycopg.DataError:
+        return [_checked_alone(connection, invariant) for invariant in INVARIANTS]
+    return [_finding(invariant, row) for invariant, row in zip(INVARIANTS, rows, strict=True)]
+
+
+def _checked_alone(connection: Connection, invariant: Invariant) -> Finding:
+    """Check one invariant; one that cannot be checked counts as broken by one row."""
+    try:
+        with connection.savepoint():
+            return _finding(invariant, connection.execute(Statement(_counted(0, invariant))).one())
+    except psycopg.DataError as error:
+        return Finding(invariant.id, f"could not be checked: {invariant.title}", 1, [error.diag.message_primary or ""])
+
+
+def _finding(invariant: Invariant, row: Row) -> Finding:
+    return Finding(id=invariant.id, title=invariant.title, rows=row.rows, sample=list(row.sample))
 
 
 def verify(database: Database) -> list[Finding]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from schema.diagnostics.checks import NAMED, Check, Verdict, printable_name
 from schema.fields import as_stored, first_error
+from schema.fleet import kinds
 from schema.picking import constrained
 from schema.policy import cron, submit_rules, time_windows
 from schema.policy.submit_rules import SubmitRuleTerms
@@ -31,10 +32,14 @@ _CONSTRAINT_SETS = Statement("""
 SELECT s.id, s.terms FROM constraint_sets s
 WHERE EXISTS (SELECT FROM queues q WHERE q.constraint_set = s.id) ORDER BY s.id LIMIT :most
 """)
+_PROPERTIES = Statement("""
+(SELECT 'requirement set' AS what, id, properties FROM platforms ORDER BY id LIMIT :most)
+UNION ALL (SELECT 'kind of bots', id, properties FROM kinds ORDER BY id LIMIT :most)
+""")
 
 
 def check_stored_values(connection: Connection) -> Check:
-    """Check that what schedules, windows, constraints and submit rules have stored can be used here."""
+    """Check that what schedules, windows, properties, constraints and submit rules have stored can be used here."""
     wrong = [
         *_of_schedules(connection),
         *(
@@ -42,6 +47,7 @@ def check_stored_values(connection: Connection) -> Check:
             for each in time_windows.read(connection).windows
             if each.wrong
         ),
+        *_of_properties(connection),
         *_of_constraints(connection),
         *_of_rules(connection),
     ]
@@ -81,6 +87,12 @@ def _of_constraints(connection: Connection) -> Iterator[str]:
             load_zone(terms.get("preferred_zone", "UTC"))
         except ValueError as error:
             yield f"constraint set {row.id}: preferred_zone: {error}"
+
+
+def _of_properties(connection: Connection) -> Iterator[str]:
+    for row in connection.execute(_PROPERTIES, {"most": MOST}):
+        if kinds.clauses(row.properties) == kinds.UNUSABLE:
+            yield f"{row.what} {row.id}: they are no properties"
 
 
 def _of_rules(connection: Connection) -> Iterator[str]:

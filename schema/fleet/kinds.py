@@ -50,6 +50,8 @@ TASK = "leasehold.task"
 
 #: One property and one of its values.
 Clause = tuple[str, str]
+#: What stands for properties that are stored as something else. Nothing offers it.
+UNUSABLE: frozenset[Clause] = frozenset({("", "")})
 
 
 class Offer(NamedTuple):
@@ -95,7 +97,7 @@ def link_missed(connection: Connection, *, limit: int) -> Linked:
 def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:
     """What bots of these kinds offer."""
     return {
-        row.id: Offer(clauses(row.properties), frozenset(row.exclusive))
+        row.id: Offer(clauses(row.properties) - UNUSABLE, frozenset(row.exclusive))
         for row in connection.execute(KINDS, {"ids": list(kinds)})
     }
 
@@ -108,6 +110,14 @@ def platform_clauses(connection: Connection, platforms: Collection[int]) -> dict
     }
 
 
+def usable(properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the properties, or what nothing offers in the place of what are none."""
+    return {"": [""]} if clauses(properties) == UNUSABLE else properties
+
+
 def clauses(properties: Mapping[str, Any]) -> frozenset[Clause]:
-    """Return each property with each of its values."""
-    return frozenset((name, value) for name, values in properties.items() for value in values)
+    """Return each property with each of its values; UNUSABLE for what are no properties."""
+    try:
+        return frozenset((name, value) for name, values in properties.items() for value in values)
+    except (AttributeError, TypeError):
+        return UNUSABLE

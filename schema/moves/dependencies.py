@@ -18,6 +18,7 @@ import structlog
 
 from schema.graphs import UPSTREAM
 from schema.postgres.connection import Connection
+from schema.postgres.fragments import stored_seconds
 from schema.postgres.statements import Statement
 
 log = structlog.get_logger()
@@ -117,10 +118,10 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
 ), queued AS (
     UPDATE jobs j SET state = 'queued', queued_at = s.starts_at, cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label)), schedule_after = nullif(s.starts_at, s.at),
-        queue_deadline = s.starts_at + make_interval(secs => w.queue_timeout_seconds)
+        queue_deadline = s.starts_at + {stored_seconds("w.queue_timeout_seconds")}
     FROM judged w CROSS JOIN LATERAL (SELECT clock_timestamp() AS at OFFSET 0) released
     CROSS JOIN LATERAL (
-        SELECT released.at, greatest(released.at, w.schedule_after, released.at + make_interval(secs => w.delay))
+        SELECT released.at, greatest(released.at, w.schedule_after, released.at + {stored_seconds("w.delay")})
             AS starts_at OFFSET 0) s
     WHERE j.id = ANY (ARRAY(SELECT id FROM freed)) AND w.job_id = j.id
     RETURNING j.id, j.fence

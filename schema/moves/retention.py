@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from leasehold.states import JobState
 
@@ -134,6 +135,26 @@ def delete_finished(
         values["journal"] = journal
     row = connection.execute(DELETE_FINISHED[journal > 0], values).one()
     return Deleted(row.jobs, row.last, row.late)
+
+
+OLDEST_FINISHED = Statement("""
+SELECT public_id, finished_at FROM jobs
+WHERE state = :state AND finished_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
+ORDER BY state, finished_at LIMIT 1
+""")
+
+
+class Finished(NamedTuple):
+    """A finished job: its public id, and when it ended."""
+
+    public_id: str
+    finished_at: datetime
+
+
+def oldest_finished(connection: Connection, state: JobState, *, since: datetime | None) -> Finished | None:
+    """Return the job with which a batch of `delete_finished` begins."""
+    row = connection.execute(OLDEST_FINISHED, {"state": state.value, "since": since}).one_or_none()
+    return None if row is None else Finished(*row)
 
 
 # The journal leaves day by day, and what it names in batches.

@@ -32,6 +32,14 @@ def newest_version(table: str, key: str, value: str, *, columns: str = "*", wher
     )
 
 
+def stored_seconds(value: str) -> str:
+    """An interval of so many seconds, as a row has stored them: at most 1e9, also for infinity and NaN; null for null.
+
+    Of those `make_interval` makes an error, and with it the statement would fail for all rows.
+    """
+    return f"make_interval(secs => CASE WHEN {value} IS NOT NULL THEN greatest(-1e9, least({value}, 1e9)) END)"
+
+
 def kill_seconds(bot: str) -> str:
     """A query of the seconds that a bot gets to kill a job, beyond the period of its calls.
 

@@ -24,7 +24,7 @@ from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms
 from schema.requests import JobRequest
 from tests.support.explain import explained
-from tests.support.pool import Pool, completed
+from tests.support.pool import Pool, completed, states, submitted
 
 
 def poisoned(hour: int, terms: str) -> str:
@@ -40,6 +40,8 @@ POISONS: list[tuple[str, str | None]] = [
     ("UPDATE schedules SET request = '7' WHERE name = 'no-job'", "default/no-job"),
     ("UPDATE windows SET zone = 'Mars/Phobos' WHERE name = 'night'", "window 'night'"),
     ("UPDATE windows SET types = '{No Name}' WHERE name = 'noon'", "window 'noon'"),
+    ("""UPDATE platforms SET properties = '["os"]' WHERE properties = '{"os": ["plan9"]}'""", "requirement set"),
+    ("""UPDATE kinds SET properties = '{"os": 7}' WHERE properties = '{"os": ["vms"]}'""", "kind of bots"),
     (poisoned(1, '{"preferred_hours": [1], "preferred_zone": "Mars/Phobos"}'), "Mars/Phobos"),
     (poisoned(2, '{"locks": 7, "preferred_hours": "x"}'), "constraint set"),
     (poisoned(3, '{"locks": 7}'), "constraint set"),
@@ -58,6 +60,8 @@ def prepared(pool: Pool) -> None:
     """Jobs with constraints of several kinds, schedules and windows."""
     traced = {"metadata": {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}}
     pool.submit(**JobRequest(command=["true"], priority=-5, **traced).normal())
+    pool.submit(properties={"os": ["plan9"]})
+    pool.bot("vms", properties={"os": ["vms"]})
     hours = [{"preferred_hours": [hour]} for hour in range(1, 6)]
     for terms in ({"job_class": "random"}, {"locks": ["tree"]}, *hours):
         pool.submit(terms=terms)
@@ -92,7 +96,7 @@ def test_values_that_are_not_valid_any_more_stop_nothing_else(pool: Pool, monkey
     for statement, _ in POISONS:
         pool.change(statement)
     waiting = pool.database.run(lambda c: demand(c, Scale(), rules=RULES))
-    assert sum(each.queued for each in waiting.demand) == 8
+    assert sum(each.queued for each in waiting.demand) == 9
     (plain,), (locked,) = pool.submit(), pool.submit(terms={"locks": ["other"]})
     bot = pool.bot(capacity=20)
     for kind in ("fragmentation", "capacity", "capacity"):
@@ -115,3 +119,33 @@ def test_values_that_are_not_valid_any_more_stop_nothing_else(pool: Pool, monkey
     said = "; ".join(check.found for check in grave)
     assert [told for _, told in POISONS if told is not None and told not in said] == []
     assert said.count("constraint set") >= 4, said
+
+
+#: Columns of seconds, whose conditions infinity and NaN fulfil.
+ENDLESS = (
+    *("preference_waits.seconds", "graph_nodes.queue_timeout_seconds", "graph_nodes.delay"),
+    *("scheduling.starvation_seconds", "job_classes.seconds_high"),
+)
+
+
+@pytest.mark.parametrize("endless", ["Infinity", "NaN", "1e308"])
+def test_seconds_without_an_end_stop_neither_jobs_nor_ends_nor_duties(pool: Pool, endless: str) -> None:
+    graph = submitted(pool, {1: [], 2: [1], 3: [1]})
+    pool.submit(**JobRequest(command=["true"], job_class="background").normal())
+    preferring = JobRequest(command=["true"], preferred_properties={"gpu": ["a100"]}, prefer_seconds=60)
+    pool.submit(**preferring.normal())
+    (plain,) = pool.submit()
+    pool.change("UPDATE preference_waits SET until = now()")
+    for each in ENDLESS:
+        table, _, column = each.partition(".")
+        pool.change(f"UPDATE {table} SET {column} = '{endless}'")
+    pool.change("UPDATE job_constraints SET watch_at = now()")
+    bot = pool.bot(capacity=9)
+    started = pool.given(bot)
+    assert {plain, graph.jobs[1]} <= {work["job"] for work in started}
+    bot.sync(*(completed(work) for work in started))
+    assert states(pool, graph) == {1: "succeeded", 2: "queued", 3: "queued"}, "their delay has no end"
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    assert {duty.name: failures(duty.name) for duty in upkeep.duties if failures(duty.name) != 0} == {}
+    explained(pool, graph.jobs[2])

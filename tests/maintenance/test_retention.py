@@ -8,6 +8,7 @@ import pytest
 from leasehold.errors import Conflict
 from leasehold.states import JobState
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from assigner.maintenance import retention as retention_module
 from assigner.maintenance.retention import LOOK_BACK, PAUSE, OldRows, Retention
@@ -208,3 +209,18 @@ def test_jobs_leave_also_when_the_journal_lacks_their_day(pool: Pool) -> None:
         delete()
         assert pool.rows("SELECT FROM jobs") == []
         assert len(pool.rows("SELECT FROM journal")) == 1
+
+
+def test_a_job_that_cannot_be_deleted_keeps_no_other_one_and_is_told(pool: Pool) -> None:
+    """A row of a caller's table refers to one, and the journal cannot take what another one has asked for."""
+    first, unusable, *others = *pool.submit(), *pool.submit(properties={"os": ["plan9"]}), *pool.submit(3)
+    for job in (first, unusable, *others):
+        cancel(pool, job)
+    pool.change("CREATE TABLE theirs (job bigint REFERENCES jobs)")
+    pool.change("INSERT INTO theirs SELECT min(id) FROM jobs")
+    pool.change("""UPDATE platforms SET properties = '"linux"' WHERE properties <> '{}'""")
+    with capture_logs() as logs:
+        pool.retention(keep_cancelled=0).run_once()
+    assert {row.public_id for row in pool.rows("SELECT public_id FROM jobs")} == {first, unusable}
+    told = [(line["job"], line["error"]) for line in logs]
+    assert told == [(first, "ForeignKeyViolation"), (unusable, "InvalidParameterValue")]

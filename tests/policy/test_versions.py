@@ -398,6 +398,10 @@ def test_a_version_that_a_process_cannot_use_changes_nothing_there(pool: Pool) -
     # So does a process that starts now, or whose file is another one.
     begun = pool.database.run(lambda c: look(c, PoolSettings(), None))
     assert (begun.version, begun.refused) == (1, 2)
+    for content in ("7", '{"assigners": 7}', '{"canary": {"policy": 99, "cohorts": []}}'):
+        pool.change(f"UPDATE policies SET content = jsonb_build_object('settings', jsonb '{content}') WHERE id = 2")
+        begun = pool.database.run(lambda c: look(c, PoolSettings(), None))
+        assert (begun.version, begun.refused) == (1, 2), content
     assert rolled_back(pool) == 1
     follower.run_once()
     assert [(each.version, each.refused, each.absent) for each in seen] == [

@@ -1,5 +1,7 @@
 """Each invariant finds the database in which it is broken, and nothing in a sound one."""
 
+import pytest
+
 from schema.diagnostics import invariants
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -213,6 +215,17 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)
+
+
+@pytest.mark.breaks_invariants
+def test_an_invariant_that_cannot_be_checked_is_told_and_keeps_no_other_one_from_being_checked(
+    database: Database,
+) -> None:
+    database.run(lambda connection: execute(connection, SOUND))
+    database.run(lambda c: execute(c, """UPDATE platforms SET properties = '"linux"'; UPDATE leases SET units = 2"""))
+    found = {each.id: (each.rows, each.title[:20], each.sample) for each in invariants.verify(database) if each.rows}
+    assert found["S13"] == (1, "could not be checked", ["cannot delete from scalar"])
+    assert {"S3", "S4"} <= found.keys()
 
 
 def test_a_database_that_breaks_an_invariant_is_found(database: Database) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from schema.postgres.connection import Connection
-from schema.postgres.fragments import newest_version
+from schema.postgres.fragments import newest_version, stored_seconds
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, DUE, REQUIREMENTS, UNITS, serves
 
@@ -70,18 +70,18 @@ RETURNING j.constrained
 # A job of a graph that is still blocked begins to wait when it is queued, of which nothing tells this table. It is
 # looked at again when its wait could be over at the earliest, but not too often. A job may just have been moved to a
 # queue that this statement does not see yet: its wait stays. Queues are made in the order in which submits make them.
-STOP_PREFERRING = Statement("""
+STOP_PREFERRING = Statement(f"""
 WITH due AS MATERIALIZED (
     SELECT w.job_id, w.seconds, j.queue, j.state, j.finished_at, j.queued_at
     FROM preference_waits w JOIN jobs j ON j.id = w.job_id
     WHERE w.until <= now() ORDER BY w.until LIMIT :limit FOR NO KEY UPDATE OF w, j SKIP LOCKED
 ), found AS MATERIALIZED (
     SELECT job_id AS id, queue, state, finished_at IS NULL AS is_unfinished, seconds,
-        queued_at + make_interval(secs => seconds) AS until
+        queued_at + {stored_seconds("seconds")} AS until
     FROM due
 ), later AS (
     UPDATE preference_waits w SET until = CASE WHEN f.state = 'blocked'
-        THEN now() + make_interval(secs => greatest(f.seconds, :patience)) ELSE f.until END
+        THEN now() + {stored_seconds("greatest(f.seconds, :patience)")} ELSE f.until END
     FROM found f WHERE w.job_id = f.id AND f.is_unfinished AND (f.state = 'blocked' OR f.until > now())
     RETURNING w.job_id
 ), over AS MATERIALIZED (

@@ -10,7 +10,7 @@ from schema.moves import submissions
 from schema.moves.submissions import Submission
 from schema.policy import versions
 from schema.postgres.connection import Connection
-from schema.postgres.fragments import WANTED_SUBMISSIONS
+from schema.postgres.fragments import WANTED_SUBMISSIONS, stored_seconds
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_CONSTRAINED, STILL_READY, ready_in
 
@@ -272,8 +272,8 @@ WITH held AS MATERIALIZED (
 ), known AS MATERIALIZED (
     SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal,
         h.constrained AND h.state = 'queued' AS waits,
-        t.price IS NOT NULL AS priced, make_interval(secs => s.starvation_seconds) AS patience,
-        make_interval(secs => coalesce(t.seconds, c.seconds_high, 0)) AS expected
+        t.price IS NOT NULL AS priced, {stored_seconds("s.starvation_seconds")} AS patience,
+        {stored_seconds("coalesce(t.seconds, c.seconds_high, 0)")} AS expected
     FROM held h JOIN job_constraints t ON t.job_id = h.id CROSS JOIN scheduling s
     JOIN queues q ON q.id = h.queue
     LEFT JOIN constraint_sets g ON g.id = q.constraint_set LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
