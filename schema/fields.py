@@ -9,7 +9,7 @@ from leasehold.wire import NAME_FORM, escaped, suggestion
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from schema import validation
-from schema.validation import ResourceKind
+from schema.validation import ResourceName
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,10 +52,10 @@ Zone = Annotated[str, AfterValidator(lambda name: validation.load_zone(name).key
 #: A time as a field of a model: a text with an offset, kept in UTC.
 Moment = Annotated[str, AfterValidator(validation.normal_moment)]
 #: Amounts that a job occupies, by resource.
-Need = dict[ResourceKind, Annotated[int, Field(ge=1, le=validation.MAX_RESOURCE)]]
+Need = dict[ResourceName, Annotated[int, Field(ge=1, le=validation.MAX_RESOURCE)]]
 
 
-def _counts_gpus_once(supply: dict[ResourceKind, int]) -> dict[ResourceKind, int]:
+def _counts_gpus_once(supply: dict[ResourceName, int]) -> dict[ResourceName, int]:
     gpus = supply.get("gpus")
     if gpus is not None and "gpu_milli" in supply:
         raise ValueError("gpu_milli means nothing together with gpus: each GPU has 1000")
@@ -66,7 +66,7 @@ def _counts_gpus_once(supply: dict[ResourceKind, int]) -> dict[ResourceKind, int
 
 #: Amounts that a bot has, by resource.
 Supply = Annotated[
-    dict[ResourceKind, Annotated[int, Field(ge=0, le=validation.MAX_RESOURCE)]], AfterValidator(_counts_gpus_once)
+    dict[ResourceName, Annotated[int, Field(ge=0, le=validation.MAX_RESOURCE)]], AfterValidator(_counts_gpus_once)
 ]
 
 

@@ -75,9 +75,9 @@ MOMENT = re.compile(
     re.ASCII,
 )
 #: Resources of a bot besides its units: thousandths of cores and GPUs, MiB of memory and disk, whole GPUs.
-ResourceKind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli", "gpus"]
+ResourceName = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli", "gpus"]
 #: In the order in which `explain` names what is missing.
-RESOURCE_KINDS: tuple[ResourceKind, ...] = get_args(ResourceKind)
+RESOURCES: tuple[ResourceName, ...] = get_args(ResourceName)
 #: The thousandths of one GPU, and the most GPUs of one bot.
 WHOLE_GPU, MAX_GPUS = 1000, 64
 #: The largest amount of one resource.

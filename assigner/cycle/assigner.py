@@ -24,7 +24,7 @@ from assigner.placement import sampling as samples
 from assigner.placement.decision_sample import DecisionRecorder, DecisionSample, sample_decision
 from assigner.placement.fleet import Part
 from assigner.placement.registry import SUCCESS
-from assigner.placement.room import WaitingKinds
+from assigner.placement.room import WaitingDemand
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, OnPlan, reclaim
@@ -103,7 +103,7 @@ MAX_PICKS = 6
 #: The fleet is divided into at least this many parts. A large batch goes to one of them, because fewer bots then have
 #: to be written.
 PARTS = 4
-#: Seconds for which the kinds of waiting jobs are remembered; longer if reading them takes more than a tenth of that.
+#: Seconds for which what waiting jobs take is remembered; longer if reading them takes more than a tenth of that.
 WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
@@ -566,7 +566,7 @@ class PriorityAgeAssigner:
         strategy, name = policy.chooser
         seen = replace(seen, headrooms=cycle.quotas.left, turns=self._memory.rotation.last)
         if Input.WAITING in policy.inputs:
-            seen = replace(seen, waiting=self._waiting_kinds(connection))
+            seen = replace(seen, waiting=self._waiting_demand(connection))
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
         if cycle.trace is not None:
             # Quotas and turns go on to change in this cycle.
@@ -588,11 +588,11 @@ class PriorityAgeAssigner:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]
 
-    def _waiting_kinds(self, connection: Connection) -> Mapping[int, WaitingKinds]:
-        """Return the kinds of jobs that wait, by cohort. They are read again once in a while."""
+    def _waiting_demand(self, connection: Connection) -> Mapping[int, WaitingDemand]:
+        """Return what waiting jobs take, by cohort. It is read again once in a while."""
         began = self._now()
         if began >= self._memory.waiting_due:
-            self._memory.waiting = resources.read_waiting_kinds(connection)
+            self._memory.waiting = resources.read_waiting_demand(connection)
             self._memory.waiting_due = self._now() + max(WAITING_SECONDS, 10 * (self._now() - began))
         return self._memory.waiting
 

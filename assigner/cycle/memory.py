@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field
 from assigner.admission.controller import AdmissionMemory
 from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer
 from assigner.placement.fleet import Fleet
-from assigner.placement.room import WaitingKinds
+from assigner.placement.room import WaitingDemand
 from assigner.placement.strategies.round_robin import Rotation
 from schema.clock import Monotonic, Throttle
 from schema.picking.head_cursor import HeadCursor
@@ -45,8 +45,8 @@ class Memory:
     #: When the assigner may evict again for plain jobs, and for constrained ones.
     reclaim_due: float = field(init=False)
     admitted_reclaim_due: float = field(init=False)
-    #: The kinds of jobs that wait, by cohort, and when they are read again.
-    waiting: Mapping[int, WaitingKinds] = field(default_factory=dict)
+    #: What waiting jobs take, by cohort, and when it is read again.
+    waiting: Mapping[int, WaitingDemand] = field(default_factory=dict)
     waiting_due: float = field(init=False)
 
     def __post_init__(self, chance: random.Random) -> None:

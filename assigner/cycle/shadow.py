@@ -272,10 +272,10 @@ def _order(
     return [each.job if isinstance(each, QueueHead) else each for each in merged]
 
 
-def _count(found: Counter[tuple[int, str]], kind: str, compared: Sequence[int], different: Sequence[int]) -> None:
+def _count(found: Counter[tuple[int, str]], what: str, compared: Sequence[int], different: Sequence[int]) -> None:
     """Count decisions, each given by its instance."""
-    found.update((instance, kind) for instance in compared)
-    found.update((instance, f"other_{kind}") for instance in different)
+    found.update((instance, what) for instance in compared)
+    found.update((instance, f"other_{what}") for instance in different)
 
 
 def _other_bots(seen: Snapshot, ours: Sequence[Placement], theirs: Sequence[Placement]) -> tuple[list[int], list[int]]:

@@ -71,7 +71,7 @@ class Rescored:
     """A decision with other settings. The scores have the order of the candidates.
 
     chosen: the bot that the strategy takes with these settings. None if it goes by more than a sample has: the turns of
-    bots, their resources or the kinds of waiting jobs.
+    bots, their resources or what waiting jobs take.
     """
 
     scores: Sequence[Score]

@@ -15,7 +15,7 @@ from assigner.placement.room import (
     Need,
     Room,
     RoomCopy,
-    WaitingKinds,
+    WaitingDemand,
     choose_gpus,
     demand_of,
     fits,
@@ -39,14 +39,14 @@ from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import Placement
 from schema.picking.constrained import UNUSABLE, ConstrainedQueue, QueueHead, QueueId, usable
 from schema.picking.pick import ReadyJob
-from schema.picking.queues import waiting_kinds
+from schema.picking.queues import waiting_jobs
 from schema.postgres.connection import Connection
-from schema.validation import RESOURCE_KINDS, WHOLE_GPU, ResourceKind
+from schema.validation import RESOURCES, WHOLE_GPU, ResourceName
 
 #: The most bots with room whose resources are checked for one group of alike jobs.
 MAX_BOTS_READ = 256
 #: The resources of which several jobs on one bot take the sum of what each takes.
-SUMS: frozenset[ResourceKind] = frozenset({"cpu_milli", "memory_mib", "disk_mib"})
+SUMS: frozenset[ResourceName] = frozenset({"cpu_milli", "memory_mib", "disk_mib"})
 #: The most choices made one after another, each on what the one before it has left.
 ROUNDS = 20
 
@@ -111,7 +111,7 @@ class ResourceSnapshot(Snapshot):
                     candidates=[[rooms.left(bot) for bot in bots if fit[bot.id] == size]],
                     # Which GPUs each of them is given is decided one by one.
                     needs={
-                        one.id: {kind: amount * size for kind, amount in self.needs[one.id].items() if kind in SUMS}
+                        one.id: {name: amount * size for name, amount in self.needs[one.id].items() if name in SUMS}
                     },
                     headrooms={},
                 )
@@ -175,9 +175,9 @@ def split_by_resources(jobs: Iterable[ReadyJob | QueueHead]) -> tuple[list[Queue
 
 
 def need_of(queue: ConstrainedQueue) -> Need:
-    """Return what each job of the queue takes of resources, by kind."""
+    """Return what each job of the queue takes of resources, by their names."""
     wanted = queue.constraints.get("resources")
-    return {kind: wanted[kind] for kind in RESOURCE_KINDS if kind in wanted} if wanted else {}
+    return {name: wanted[name] for name in RESOURCES if name in wanted} if wanted else {}
 
 
 def read_resource_snapshot(
@@ -203,7 +203,7 @@ def read_resource_snapshot(
     wanted = [group.wanted(MAX_BOTS_READ) for group in groups]
     roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
     fitting, declared = _fitting(
-        connection, roomy, wanted, needs, kinds=RESOURCE_KINDS if Input.RESOURCES in inputs else _kinds(needs)
+        connection, roomy, wanted, needs, names=RESOURCES if Input.RESOURCES in inputs else _deciding(needs)
     )
     size = settings.sample_size if settings.enabled else MAX_BOTS_READ
     found = [bots[: group.wanted(size).count] for group, bots in zip(groups, fitting, strict=True)]
@@ -242,16 +242,16 @@ class ResourceCharges:
     lost: frozenset[int] = frozenset()
 
 
-def read_waiting_kinds(connection: Connection) -> dict[int, WaitingKinds]:
-    """Read the kinds of jobs that wait, by cohort, without those whose constraints cannot be used."""
+def read_waiting_demand(connection: Connection) -> dict[int, WaitingDemand]:
+    """Read what waiting jobs take, by cohort, without jobs whose constraints cannot be used."""
     found: dict[int, dict[Demand, int]] = defaultdict(lambda: defaultdict(int))
-    for kind in waiting_kinds(connection):
-        terms = {} if kind.terms is None else usable(kind.terms)
+    for alike in waiting_jobs(connection):
+        terms = {} if alike.terms is None else usable(alike.terms)
         if UNUSABLE not in terms:
             amounts = terms.get("resources", {})
-            need = {each: amount for each in RESOURCE_KINDS if (amount := amounts.get(each))}
-            found[kind.cohort][demand_of(kind.units, need)] += kind.jobs
-    return {cohort: WaitingKinds(jobs) for cohort, jobs in found.items()}
+            need = {each: amount for each in RESOURCES if (amount := amounts.get(each))}
+            found[alike.cohort][demand_of(alike.units, need)] += alike.jobs
+    return {cohort: WaitingDemand(jobs) for cohort, jobs in found.items()}
 
 
 def resource_charges(
@@ -264,7 +264,7 @@ def resource_charges(
         return ResourceCharges({})
     needs = {head.job.id: of_queues[head.queue.id] for head in heads if head.queue.id in of_queues}
     placed = [each for each in placements if each.job_id in needs]
-    known = declared_resources(connection, sorted({each.bot_id for each in placed}), _kinds(of_queues.values()))
+    known = declared_resources(connection, sorted({each.bot_id for each in placed}), _deciding(of_queues.values()))
     rooms = {bot_id: Room(0, gpus=gpus) for bot_id, gpus in _gpus(connection, known).items()}
     found: dict[int, dict[str, float]] = {}
     lost: set[int] = set()
@@ -277,8 +277,8 @@ def resource_charges(
             continue
         amounts = found[each.job_id] = {
             name: float(amount)
-            for kind, amount in need.items()
-            if (name := resource_counter(each.bot_id, kind)) in known
+            for resource, amount in need.items()
+            if (name := resource_counter(each.bot_id, resource)) in known
         }
         left = list(room.gpus or ())
         for number, amount in zip(chosen, gpu_amounts(demand), strict=False):
@@ -289,11 +289,11 @@ def resource_charges(
     return ResourceCharges(found, frozenset(lost))
 
 
-def _kinds(needs: Iterable[Need]) -> list[ResourceKind]:
-    """The kinds of resources that decide whether such jobs fit: a part of a GPU is taken of a device if there are
+def _deciding(needs: Iterable[Need]) -> list[ResourceName]:
+    """The resources that decide whether such jobs fit: a part of a GPU is taken of a device if there are
     devices."""
-    wanted = {kind for need in needs for kind in need}
-    return [kind for kind in RESOURCE_KINDS if kind in wanted or (kind == "gpus" and "gpu_milli" in wanted)]
+    wanted = {name for need in needs for name in need}
+    return [name for name in RESOURCES if name in wanted or (name == "gpus" and "gpu_milli" in wanted)]
 
 
 def lacking_by_queue(
@@ -309,7 +309,7 @@ def lacking_by_queue(
     wanted = [_wanted(queue, MAX_BOTS_READ) for queue in needy]
     roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
     needs = [need_of(queue) for queue in needy]
-    fitting, _ = _fitting(connection, roomy, wanted, needs, kinds=_kinds(needs))
+    fitting, _ = _fitting(connection, roomy, wanted, needs, names=_deciding(needs))
     return {
         queue.id: missing_resource(need, None)
         for queue, need, bots in zip(needy, needs, fitting, strict=True)
@@ -323,7 +323,7 @@ def lacking(connection: Connection, queue: ConstrainedQueue, *, look: int) -> st
         return None
     wanted = _wanted(queue, look)
     roomy = candidates.some_free(connection, wanted)
-    (fitting,), declared = _fitting(connection, [roomy], [wanted], [need], kinds=_kinds([need]))
+    (fitting,), declared = _fitting(connection, [roomy], [wanted], [need], names=_deciding([need]))
     return None if fitting else missing_resource(need, declared.values())
 
 
@@ -338,12 +338,12 @@ def _fitting(
     wanted: Sequence[CandidateRequest],
     needs: Sequence[Need],
     *,
-    kinds: Sequence[ResourceKind],
+    names: Sequence[ResourceName],
 ) -> tuple[list[list[FreeBot]], dict[int, Declared]]:
     """For each group those of its roomy bots that have enough left of what each of its jobs needs, in their order; and
-    what all of these bots have left of these kinds of resources, by bot."""
+    what all of these bots have left of these resources, by bot."""
     bot_ids = sorted({bot.id for bots in roomy for bot in bots})
-    known = declared_resources(connection, bot_ids, kinds)
+    known = declared_resources(connection, bot_ids, names)
     gpus = _gpus(connection, known)
     declared = {bot_id: _declared(bot_id, known, gpus.get(bot_id)) for bot_id in bot_ids}
     demands = [demand_of(want.units, need) for want, need in zip(wanted, needs, strict=True)]
@@ -365,8 +365,8 @@ def _gpus(connection: Connection, known: Mapping[str, Counter]) -> dict[int, tup
 def _declared(bot_id: int, known: Mapping[str, Counter], gpus: tuple[int, ...] | None) -> Declared:
     # A part of a GPU is taken of a device, which says more than the sum.
     found = [
-        None if kind == "gpu_milli" and gpus is not None else known.get(resource_counter(bot_id, kind))
-        for kind in AMOUNTS
+        None if name == "gpu_milli" and gpus is not None else known.get(resource_counter(bot_id, name))
+        for name in AMOUNTS
     ]
     return Declared(
         tuple(None if each is None or each.most is None else each.most - each.used for each in found),
@@ -378,30 +378,30 @@ def _declared(bot_id: int, known: Mapping[str, Counter], gpus: tuple[int, ...] |
 def missing_resource(need: Need, looked_at: Collection[Declared] | None) -> str:
     """The first resource of which no bot has enough left; `looked_at`: what these bots have, None if nobody has
     looked."""
-    together = f"no bot with room has {' and '.join(f'{amount} {kind}' for kind, amount in need.items())} left at once"
+    together = f"no bot with room has {' and '.join(f'{amount} {name}' for name, amount in need.items())} left at once"
     if looked_at is None:
         return together
     if not looked_at:
         return "no bot has room"
-    for kind, amount in need.items():
-        most = max(_left_for(each, kind) for each in looked_at)
+    for name, amount in need.items():
+        most = max(_left_for(each, name) for each in looked_at)
         if most >= amount:
             continue
-        if kind == "gpus":
+        if name == "gpus":
             return f"it takes {amount} whole GPUs, and no bot with room has more than {most:g} free"
-        if kind == "gpu_milli" and (sums := [sum(each.gpus) for each in looked_at if each.gpus]):
+        if name == "gpu_milli" and (sums := [sum(each.gpus) for each in looked_at if each.gpus]):
             although = f", although those of one bot have {max(sums)} together" if max(sums) >= amount else ""
             none = f"no GPU of a bot with room has more than {most:g} left{although}"
             return f"it takes {amount} gpu_milli of one GPU, and {none}"
-        return f"it takes {amount} {kind}, and no bot with room has more than {most:g} left"
+        return f"it takes {amount} {name}, and no bot with room has more than {most:g} left"
     return together
 
 
-def _left_for(declared: Declared, kind: ResourceKind) -> float:
+def _left_for(declared: Declared, name: ResourceName) -> float:
     """The most of this resource that one job could be given of the bot."""
-    if kind == "gpus":
+    if name == "gpus":
         return sum(left >= WHOLE_GPU for left in declared.gpus or ())
-    if kind == "gpu_milli" and declared.gpus is not None:
+    if name == "gpu_milli" and declared.gpus is not None:
         return max(declared.gpus, default=0)
-    left = declared.left[AMOUNTS.index(kind)]
+    left = declared.left[AMOUNTS.index(name)]
     return math.inf if left is None else left

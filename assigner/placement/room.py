@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from schema.fleet.candidates import FreeBot
-from schema.validation import MAX_UNITS, WHOLE_GPU, ResourceKind
+from schema.validation import MAX_UNITS, WHOLE_GPU, ResourceName
 
 #: The resources that are amounts. `gpu_milli` is one where a bot declares it without GPUs.
-AMOUNTS: tuple[ResourceKind, ...] = ("cpu_milli", "memory_mib", "disk_mib", "gpu_milli")
+AMOUNTS: tuple[ResourceName, ...] = ("cpu_milli", "memory_mib", "disk_mib", "gpu_milli")
 
-Need = Mapping[ResourceKind, int]
+Need = Mapping[ResourceName, int]
 #: An amount for each of `AMOUNTS`; None of a bot: any amount.
 Amounts = tuple[float | None, ...]
 _ANY: Amounts = (None,) * len(AMOUNTS)
@@ -47,7 +47,7 @@ class Room(NamedTuple):
 
 def demand_of(units: int, need: Need) -> Demand:
     """Return what a job of so many units takes that needs these resources."""
-    amounts = tuple(float(need.get(kind, 0)) for kind in AMOUNTS)
+    amounts = tuple(float(need.get(name, 0)) for name in AMOUNTS)
     return Demand(units, amounts, need.get("gpus", 0), need.get("gpu_milli", 0))
 
 
@@ -102,7 +102,7 @@ def gpu_amounts(demand: Demand) -> list[int]:
 
 
 def times(room: Room, demand: Demand) -> int:
-    """Return how many jobs of this kind fit."""
+    """Return how many such jobs fit."""
     most = min(
         MAX_UNITS,
         room.units // demand.units,
@@ -122,12 +122,12 @@ def times(room: Room, demand: Demand) -> int:
     return found
 
 
-#: The most rooms of which `WaitingKinds` remembers what cannot be used.
+#: The most rooms of which `WaitingDemand` remembers what cannot be used.
 MAX_KNOWN = 100_000
 
 
-class WaitingKinds:
-    """The kinds of jobs that wait, by what they take, with the share of each among the waiting jobs."""
+class WaitingDemand:
+    """What waiting jobs take: each demand with the share of the waiting jobs that have it."""
 
     def __init__(self, jobs: Mapping[Demand, int]) -> None:
         total = sum(jobs.values())

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from assigner.placement.room import Declared, Demand, Need, WaitingKinds, demand_of
+from assigner.placement.room import Declared, Demand, Need, WaitingDemand, demand_of
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.success import UNKNOWN
 from schema.moves.grant import PREFERRED, REQUIRED, Placement
@@ -325,8 +325,8 @@ class Snapshot:
     #: units.
     needs: Mapping[int, Need] = field(default_factory=dict)
     declared: Mapping[int, Declared] = field(default_factory=dict)
-    #: The kinds of jobs that wait, by cohort; only for a strategy that goes by them.
-    waiting: Mapping[int, WaitingKinds] = field(default_factory=dict)
+    #: What waiting jobs take, by cohort; only for a strategy that goes by them.
+    waiting: Mapping[int, WaitingDemand] = field(default_factory=dict)
 
     @property
     def bots(self) -> Iterator[FreeBot]:
@@ -441,7 +441,7 @@ class Input(StrEnum):
     TURNS = "turns"
     #: All resources that bots have left; otherwise only those that the jobs take.
     RESOURCES = "resources"
-    #: The kinds of jobs that wait.
+    #: What waiting jobs take.
     WAITING = "waiting"
 
 

@@ -12,7 +12,7 @@ from schema.accounting import fair_share
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 from schema.predicates import AT_REST, READY
-from schema.validation import RESOURCE_KINDS
+from schema.validation import RESOURCES
 
 #: Longest span that a report may cover, seconds.
 MAX_WINDOW = 366 * 86400.0
@@ -98,13 +98,13 @@ SELECT sum(amount) FILTER (WHERE name = 'pool:busy')::float AS busy,
     sum(amount) FILTER (WHERE name = 'pool:available')::float AS available, count(DISTINCT bucket) AS minutes
 FROM usage WHERE bucket >= now() - make_interval(secs => :window) AND name IN ('pool:busy', 'pool:available')
 """)
-RESOURCES = Statement("""
+RESOURCE_USE = Statement("""
 SELECT split_part(name, ':', 2) AS name,
     avg(amount) FILTER (WHERE split_part(name, ':', 3) = 'busy')::float AS used,
     avg(amount) FILTER (WHERE split_part(name, ':', 3) = 'available')::float AS declared
 FROM usage
 WHERE bucket >= now() - make_interval(secs => :window) AND name = ANY (ARRAY(
-    SELECT 'pool:' || kind || ':' || part FROM unnest(CAST(:kinds AS text[])) AS k (kind),
+    SELECT 'pool:' || name || ':' || part FROM unnest(CAST(:resources AS text[])) AS r (name),
         unnest(ARRAY['busy', 'available']) AS p (part)))
 GROUP BY 1 ORDER BY 1
 """)
@@ -247,7 +247,7 @@ def report(connection: Connection, *, window: float) -> Report:
     def rows(statement: Statement) -> Sequence[Row]:
         return connection.execute(statement, values).all()
 
-    values = {"window": window, "most": MAX_ENDED, "kinds": list(RESOURCE_KINDS)}
+    values = {"window": window, "most": MAX_ENDED, "resources": list(RESOURCES)}
     span = connection.execute(SPAN, values).one()
     instances = [InstanceReport(**row._asdict()) for row in rows(INSTANCES)]
     seen = connection.execute(EFFICIENCY, {"window": window}).one()
@@ -267,7 +267,7 @@ def report(connection: Connection, *, window: float) -> Report:
         ],
         hours=[HourReport(**row._asdict()) for row in rows(HOURS)],
         resources=[
-            ResourceReport(row.name, row.used, row.declared, row.used / row.declared) for row in rows(RESOURCES)
+            ResourceReport(row.name, row.used, row.declared, row.used / row.declared) for row in rows(RESOURCE_USE)
         ],
         meters=[MeterReport(**row._asdict()) for row in rows(METERS)],
     )

@@ -16,7 +16,7 @@ from bots.gateway.settings import is_loopback
 from schema.fields import Name
 from schema.tenancy import tokens
 from schema.timing import Timing
-from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, ResourceKind
+from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, ResourceName
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
 PORT = 8980
@@ -112,7 +112,7 @@ class Amount(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    kind: ResourceKind
+    kind: ResourceName
     times: float = Field(default=1.0, gt=0, le=1_000_000_000)
 
 

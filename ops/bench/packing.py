@@ -30,7 +30,7 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.placement.fleet import shuffled
 from assigner.placement.registry import StrategySettings, load
 from assigner.placement.resources import ResourceSnapshot
-from assigner.placement.room import Declared, Demand, Need, Room, RoomCopy, WaitingKinds, after, demand_of, fits
+from assigner.placement.room import Declared, Demand, Need, Room, RoomCopy, WaitingDemand, after, demand_of, fits
 from assigner.placement.strategies.pack import Judge, Score, choose_least
 from assigner.placement.strategy import NOTHING_ELSE, Group, Policy, SamplingSettings, Snapshot, Strategy
 from bots.protocol import OpenSession
@@ -88,7 +88,7 @@ WAVE = 100
 
 def generated_nodes(count: int | None, chance: random.Random) -> list[Declared]:
     """Return the nodes in random order: all of them, or `count` random ones."""
-    nodes = [kind[1:] for kind in NODES for _ in range(kind[0])]
+    nodes = [node[1:] for node in NODES for _ in range(node[0])]
     chance.shuffle(nodes)
     found = list[Declared]()
     for cores, memory, gpus in nodes[:count]:
@@ -99,11 +99,11 @@ def generated_nodes(count: int | None, chance: random.Random) -> list[Declared]:
 
 def generated_tasks(gpu_milli: int, chance: random.Random) -> list[Need]:
     """Return tasks in random order that together ask for so many thousandths of GPUs."""
-    weights, found, asked = [kind[0] for kind in TASKS], list[Need](), 0
+    weights, found, asked = [task[0] for task in TASKS], list[Need](), 0
     while asked < gpu_milli:
         _, cores, memory, gpus, part = chance.choices(TASKS, weights)[0]
         need: dict[str, int] = {"cpu_milli": cores, "memory_mib": memory, "gpus": gpus, "gpu_milli": part}
-        found.append({kind: amount for kind, amount in need.items() if amount})  # type: ignore[misc]
+        found.append({name: amount for name, amount in need.items() if amount})  # type: ignore[misc]
         asked += gpus * WHOLE_GPU + part
     return found
 
@@ -191,7 +191,7 @@ class Simulation:
         self._nodes = dict(enumerate(nodes, start=1))
         self._rooms = RoomCopy(self._bots.values(), self._nodes)
         self._all = sum(sum(node.gpus or ()) for node in nodes)
-        self._waiting = {0: WaitingKinds(Counter(demand_of(1, need) for need in tasks))}
+        self._waiting = {0: WaitingDemand(Counter(demand_of(1, need) for need in tasks))}
         self.allocated = 0
 
     def run(self) -> dict[float, float]:

@@ -3,8 +3,8 @@
 The transaction that grants a lease charges its counters, up to their limits. The transaction that ends the lease gives
 the charges back. A counter's name says what it counts: `instance:NAME:jobs` counts live leases, `instance:NAME:cost`
 the cost within the rolling window including what is reserved for live leases, `lock:INSTANCE:NAME` the holders of a
-lock, `bot:ID:KIND` what is in use of a bot's CPU, memory, disk or GPUs, `bot:ID:gpu:NUMBER` the thousandths in use of
-one of its GPUs. Counters are locked after quotas, in the order of their names.
+lock, `bot:ID:RESOURCE` what is in use of a bot's CPU, memory, disk or GPUs, `bot:ID:gpu:NUMBER` the thousandths in use
+of one of its GPUs. Counters are locked after quotas, in the order of their names.
 """
 
 import json
@@ -26,7 +26,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
 from schema.predicates import HEALTHY, has_ready_jobs
-from schema.validation import MAX_GPUS, RESOURCE_KINDS, WHOLE_GPU, ResourceKind, check_name
+from schema.validation import MAX_GPUS, RESOURCES, WHOLE_GPU, ResourceName, check_name
 
 READ = Statement("""
 SELECT name, used::double precision, most::double precision, slots::double precision, limited_by
@@ -71,17 +71,17 @@ SAMPLE_RESOURCES = Statement(f"""
 WITH declared AS MATERIALIZED (
     SELECT name, used, most FROM counters WHERE name LIKE 'bot:%' AND most > 0
 ), summed AS MATERIALIZED (
-    SELECT v.kind, sum(v.used) AS busy, sum(v.most) AS available
+    SELECT v.resource, sum(v.used) AS busy, sum(v.most) AS available
     FROM declared d JOIN bots b ON b.id = CAST(split_part(d.name, ':', 2) AS bigint) AND {HEALTHY.of(bot="b")}
     CROSS JOIN LATERAL (
-        SELECT split_part(d.name, ':', 3) AS kind, d.used, d.most
+        SELECT split_part(d.name, ':', 3) AS resource, d.used, d.most
         UNION ALL
         SELECT 'gpu_milli', {WHOLE_GPU} * d.used, 0 WHERE split_part(d.name, ':', 3) = 'gpus') v
-    WHERE v.kind <> 'gpu' GROUP BY 1
+    WHERE v.resource <> 'gpu' GROUP BY 1
 )
 INSERT INTO usage (name, bucket, amount, rolled)
-SELECT 'pool:' || k.kind || ':' || s.part, date_trunc('minute', clock_timestamp()), s.amount, true
-FROM summed k CROSS JOIN LATERAL (VALUES ('busy', k.busy), ('available', k.available)) AS s (part, amount)
+SELECT 'pool:' || r.resource || ':' || s.part, date_trunc('minute', clock_timestamp()), s.amount, true
+FROM summed r CROSS JOIN LATERAL (VALUES ('busy', r.busy), ('available', r.available)) AS s (part, amount)
 ON CONFLICT (name, bucket) DO NOTHING
 """)
 
@@ -144,10 +144,10 @@ def lock_counter(instance: str, lock: str) -> str:
     return f"lock:{instance}:{lock}"
 
 
-def resource_counter(bot_id: int, kind: str) -> str:
+def resource_counter(bot_id: int, resource: str) -> str:
     """The name of the counter of one of a bot's resources. It exists only for what the bot has declared; of anything
     else it has any amount. Whoever takes of such a counter or changes it holds the bot's row."""
-    return f"bot:{bot_id}:{kind}"
+    return f"bot:{bot_id}:{resource}"
 
 
 def gpu_counter(bot_id: int, number: int) -> str:
@@ -156,10 +156,10 @@ def gpu_counter(bot_id: int, number: int) -> str:
 
 
 #: The last part of the name of every counter that a bot may have.
-OF_BOTS = (*RESOURCE_KINDS, *(f"gpu:{number}" for number in range(MAX_GPUS)))
+OF_BOTS = (*RESOURCES, *(f"gpu:{number}" for number in range(MAX_GPUS)))
 
 
-def declare_resources(connection: Connection, supplies: Mapping[int, Mapping[ResourceKind, int]]) -> None:
+def declare_resources(connection: Connection, supplies: Mapping[int, Mapping[ResourceName, int]]) -> None:
     """These bots, given by id, have so much, and any amount of what is not named. The caller has ended their leases.
 
     A bot with `gpus` has that many GPUs, each with a counter of its own. Of all of them together its jobs share as many
@@ -172,7 +172,7 @@ def declare_resources(connection: Connection, supplies: Mapping[int, Mapping[Res
     )
     most: dict[str, int] = {}
     for bot_id, supply in supplies.items():
-        most |= {resource_counter(bot_id, kind): amount for kind, amount in supply.items()}
+        most |= {resource_counter(bot_id, name): amount for name, amount in supply.items()}
         if (gpus := supply.get("gpus")) is not None:
             most[resource_counter(bot_id, "gpu_milli")] = gpus * WHOLE_GPU
             most |= {gpu_counter(bot_id, number): WHOLE_GPU for number in range(gpus)}
@@ -181,10 +181,10 @@ def declare_resources(connection: Connection, supplies: Mapping[int, Mapping[Res
 
 
 def declared_resources(
-    connection: Connection, bot_ids: Sequence[int], kinds: Sequence[ResourceKind]
+    connection: Connection, bot_ids: Sequence[int], resources: Sequence[ResourceName]
 ) -> dict[str, Counter]:
-    """The counters of what these bots have declared of these kinds, by name."""
-    return read(connection, [resource_counter(bot_id, kind) for bot_id in bot_ids for kind in kinds])
+    """The counters of what these bots have declared of these resources, by name."""
+    return read(connection, [resource_counter(bot_id, name) for bot_id in bot_ids for name in resources])
 
 
 def declared_gpus(connection: Connection, numbers: Mapping[int, int]) -> dict[int, tuple[int, ...]]:

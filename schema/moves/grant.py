@@ -348,14 +348,14 @@ def _values(
 ) -> dict[str, Any]:
     # Jobs of one queue take the same amounts, mostly as one object. Each object is sent once. What is not in the list,
     # `unnest` fills up with nulls.
-    kinds: dict[int, tuple[int, Amounts]] = {}
+    different: dict[int, tuple[int, Amounts]] = {}
     taking: list[int | None] = []
     for placement in placements if taken else ():
         amounts = taken.get(placement.job_id)
-        taking.append(None if amounts is None else kinds.setdefault(id(amounts), (len(kinds), amounts))[0])
+        taking.append(None if amounts is None else different.setdefault(id(amounts), (len(different), amounts))[0])
     return {
         "taking": taking,
-        "takings": to_json([amounts for _, amounts in kinds.values()]).decode(),
+        "takings": to_json([amounts for _, amounts in different.values()]).decode(),
         "job_ids": [placement.job_id for placement in placements],
         "bot_ids": [placement.bot_id for placement in placements],
         "decisions": fragments.json_documents(placement.decision for placement in placements),

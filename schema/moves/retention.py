@@ -261,7 +261,7 @@ WITH old AS MATERIALIZED (
 success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 changes AS (DELETE FROM bot_changes WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 resources AS (DELETE FROM counters WHERE name = ANY (ARRAY(
-    SELECT 'bot:' || old.id || ':' || kind FROM old, unnest(CAST(:kinds AS text[])) AS k (kind))))
+    SELECT 'bot:' || old.id || ':' || r.name FROM old, unnest(CAST(:resources AS text[])) AS r (name))))
 DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
 """)
 # Of jobs that never ended where failures are judged, and of failures long past.
@@ -466,7 +466,7 @@ def delete_gone_bots(connection: Connection, unnamed: Mapping[int, str], *, age:
 
     An earlier transaction has found them by `gone_bots`, and then no lease was found to name one.
     """
-    values = {"ids": [*unnamed], "marks": [*unnamed.values()], "age": age, "kinds": list(OF_BOTS)}
+    values = {"ids": [*unnamed], "marks": [*unnamed.values()], "age": age, "resources": list(OF_BOTS)}
     return connection.execute(DELETE_GONE_BOTS, values).rowcount
 
 

@@ -25,7 +25,7 @@ from schema.postgres.fragments import json_array, json_documents, newest_leases,
 from schema.postgres.notify import wake
 from schema.postgres.statements import Row, Statement
 from schema.timing import KILL_GRACE
-from schema.validation import MAX_FORGIVEN, RESOURCE_KINDS, Properties, ResourceKind
+from schema.validation import MAX_FORGIVEN, RESOURCES, Properties, ResourceName
 
 # In the order of names, so that no two transactions wait for each other's new rows.
 INSERT_BOTS = Statement("""
@@ -36,7 +36,7 @@ ORDER BY n.name ON CONFLICT (name) DO NOTHING
 LOCK = Statement("""
 SELECT id, name, epoch, session, expires_at, held, EXISTS (
     SELECT FROM counters WHERE name = ANY (ARRAY(
-        SELECT 'bot:' || b.id || ':' || kind FROM unnest(CAST(:kinds AS text[])) AS k (kind)))) AS limited
+        SELECT 'bot:' || b.id || ':' || r.name FROM unnest(CAST(:resources AS text[])) AS r (name)))) AS limited
 FROM bots b WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR NO KEY UPDATE
 """)
 RENEW = Statement("""
@@ -229,7 +229,7 @@ class SessionOpening:
     instance: str | None = None
     pool: str | None = None
     labels: Sequence[str] = ()
-    supply: Mapping[ResourceKind, int] | None = None
+    supply: Mapping[ResourceName, int] | None = None
     dead: bytes | None = None
     cut_off: bool = False
     host: str | None = None
@@ -469,7 +469,7 @@ def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row]
     found: dict[str, Row] = {}
     while missing := sorted(set(names) - found.keys()):
         connection.execute(INSERT_BOTS, {"names": missing})
-        found |= {row.name: row for row in connection.execute(LOCK, {"names": missing, "kinds": list(RESOURCE_KINDS)})}
+        found |= {row.name: row for row in connection.execute(LOCK, {"names": missing, "resources": list(RESOURCES)})}
     return found
 
 

@@ -149,7 +149,7 @@ def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
 
 #: The most jobs of one queue that are counted. Of longer queues each counts as one of this length.
 MAX_COUNTED = 1000
-WAITING_KINDS = Statement(f"""
+WAITING_JOBS = Statement(f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}
 SELECT k.cohort, k.units, t.terms, sum(n.jobs)::integer AS jobs
 FROM queues k LEFT JOIN constraint_sets t ON t.id = k.constraint_set
@@ -160,7 +160,7 @@ GROUP BY k.cohort, k.units, t.id
 """)
 
 
-class WaitingKind(NamedTuple):
+class WaitingJobs(NamedTuple):
     """Jobs of a cohort that take the same units and have the same constraints, and how many of them are ready.
 
     terms: the constraints as they are stored; None = none.
@@ -172,7 +172,7 @@ class WaitingKind(NamedTuple):
     jobs: int
 
 
-def waiting_kinds(connection: Connection) -> list[WaitingKind]:
-    """Read which jobs are ready. The cost grows with the number of queues, and with their length up to
-    `MAX_COUNTED`."""
-    return [WaitingKind._make(row) for row in connection.execute(WAITING_KINDS, {"most": MAX_COUNTED})]
+def waiting_jobs(connection: Connection) -> list[WaitingJobs]:
+    """Read how many jobs are ready, by what they take. The cost grows with the number of queues, and with their length
+    up to `MAX_COUNTED`."""
+    return [WaitingJobs._make(row) for row in connection.execute(WAITING_JOBS, {"most": MAX_COUNTED})]

@@ -7,7 +7,7 @@ import pytest
 
 from assigner.placement.registry import StrategySettings, load
 from assigner.placement.resources import ResourceSnapshot
-from assigner.placement.room import Declared, Room, WaitingKinds, after, choose_gpus, demand_of, fits, times
+from assigner.placement.room import Declared, Room, WaitingDemand, after, choose_gpus, demand_of, fits, times
 from assigner.placement.strategy import Policy, Strategy, group_jobs
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
@@ -23,7 +23,7 @@ def gpus(*left: int, cpu: float = 64_000.0) -> Declared:
 
 def placed(strategy: Strategy, jobs: list[ReadyJob], bots: list[FreeBot], **fields: Any) -> dict[int, int]:
     """Job → bot. `waiting`: how many jobs wait that take something."""
-    waiting = {0: WaitingKinds(fields.pop("waiting"))} if "waiting" in fields else {}
+    waiting = {0: WaitingDemand(fields.pop("waiting"))} if "waiting" in fields else {}
     given: dict[str, Any] = {"needs": {each.id: {} for each in jobs} | fields.pop("needs", {}), "waiting": waiting}
     groups = group_jobs(jobs)
     seen = ResourceSnapshot(jobs, groups, [bots] * len(groups), frozenset(), **given, **fields)
@@ -99,8 +99,8 @@ def test_what_a_kind_cannot_use_is_as_in_the_paper() -> None:
         demand_of(1, {"gpu_milli": 500, "cpu_milli": 5_000}): 1900.0,  # nor does this
         demand_of(1, {"cpu_milli": 1_000}): 1900.0,  # takes no GPU
     }
-    assert {each: WaitingKinds({each: 1}).unusable(room)[0] for each in of} == of
-    mixed = WaitingKinds({demand_of(1, {"gpus": 1}): 3, demand_of(1, {"gpu_milli": 500}): 1})
+    assert {each: WaitingDemand({each: 1}).unusable(room)[0] for each in of} == of
+    mixed = WaitingDemand({demand_of(1, {"gpus": 1}): 3, demand_of(1, {"gpu_milli": 500}): 1})
     assert mixed.unusable(room)[0] == pytest.approx(750.0)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from assigner.cycle import assigner as cycle
 from assigner.placement import resources
 from assigner.placement.registry import load
-from assigner.placement.resources import ResourceSnapshot, read_waiting_kinds
+from assigner.placement.resources import ResourceSnapshot, read_waiting_demand
 from assigner.placement.room import Declared, demand_of
 from assigner.placement.strategy import Policy, group_jobs
 from bots.protocol import OpenSession
@@ -385,18 +385,18 @@ def test_fragmentation_goes_by_jobs_that_wait_and_do_not_fit(pool: Pool) -> None
     assert decision["score"]["unusable_gpu_milli"] < 0, "four's GPUs were of use to hardly anybody"
 
 
-def test_the_kinds_of_waiting_jobs_are_counted_by_what_they_take(pool: Pool) -> None:
+def test_waiting_jobs_are_counted_by_what_they_take(pool: Pool) -> None:
     pool.submit(3, units=2)
     pool.submit(2, units=2, properties={"os": ["linux"]})
     job(pool, 4, need={"gpus": 1})
     job(pool, 1, need={"gpus": 1, "cpu_milli": 500})
     pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE id = 1")
-    kinds = {
-        (kind.units, str((kind.terms or {}).get("resources"))): kind.jobs
-        for kind in pool.database.run(queues.waiting_kinds)
+    counted = {
+        (alike.units, str((alike.terms or {}).get("resources"))): alike.jobs
+        for alike in pool.database.run(queues.waiting_jobs)
     }
-    assert kinds == {(2, "None"): 4, (1, "{'gpus': 1}"): 4, (1, "{'gpus': 1, 'cpu_milli': 500}"): 1}
-    (of_default,) = pool.database.run(read_waiting_kinds).values()
+    assert counted == {(2, "None"): 4, (1, "{'gpus': 1}"): 4, (1, "{'gpus': 1, 'cpu_milli': 500}"): 1}
+    (of_default,) = pool.database.run(read_waiting_demand).values()
     assert of_default.shares[demand_of(1, {"gpus": 1})] == pytest.approx(4 / 9)
 
 

@@ -1,4 +1,4 @@
-"""The strategy `fragmentation`: the bot on which the job makes least unusable for the kinds of jobs that wait.
+"""The strategy `fragmentation`: the bot on which the job makes least unusable for the jobs that wait.
 
 After Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
 USENIX ATC 2023. There a fragment is what a randomly chosen task of the workload cannot use of a node's free GPUs.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from assigner.placement.room import Demand, Room, WaitingKinds, after
+from assigner.placement.room import Demand, Room, WaitingDemand, after
 from assigner.placement.strategies.pack import Judge, Scale, Score, choose_least
 from assigner.placement.strategy import Group, Input, Policy, Snapshot
 from schema.moves.grant import Placement
@@ -38,23 +38,25 @@ class Growth:
 class Fragmentation:
     """Places job after job where the part that waiting jobs cannot use grows least, on a working copy.
 
-    What counts first is GPUs, then units; equals go to the tightest fit, as `pack` has it. The kinds of waiting jobs
-    are those that were read, of the job's cohort; if none were read, those of the batch. Cost: that of `pack`, and for
-    each room that has not been seen before one look at each kind.
+    What counts first is GPUs, then units; equals go to the tightest fit, as `pack` has it. The waiting jobs are
+    those that were read, of the job's cohort; if none were read, those of the batch. Cost: that of `pack`, and for each
+    room that has not been seen before one look at each different demand.
     """
 
     inputs = frozenset({Input.RESOURCES, Input.WAITING})
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         scale = Scale(snapshot)
-        waiting = {group.cohort: snapshot.waiting.get(group.cohort) for group in snapshot.groups}
-        waiting_kinds = {cohort: kinds or _of_batch(snapshot, cohort) for cohort, kinds in waiting.items()}
+        waiting = {
+            cohort: snapshot.waiting.get(cohort) or _of_batch(snapshot, cohort)
+            for cohort in {group.cohort for group in snapshot.groups}
+        }
 
         def judge_of(group: Group) -> Judge:
-            kinds = waiting_kinds[group.cohort]
+            of_cohort = waiting[group.cohort]
 
             def judge(room: Room, demand: Demand) -> Score:
-                before, then = kinds.unusable(room), kinds.unusable(after(room, demand))
+                before, then = of_cohort.unusable(room), of_cohort.unusable(after(room, demand))
                 return Growth(then[0] - before[0], then[1] - before[1], scale.left_over(room, demand))
 
             return judge
@@ -62,10 +64,10 @@ class Fragmentation:
         return choose_least(snapshot, judge_of, how=how)
 
 
-def _of_batch(snapshot: Snapshot, cohort: int) -> WaitingKinds:
+def _of_batch(snapshot: Snapshot, cohort: int) -> WaitingDemand:
     jobs: dict[Demand, int] = {}
     for group in snapshot.groups:
         if group.cohort == cohort:
             demand = snapshot.demand(group.jobs[0])
             jobs[demand] = jobs.get(demand, 0) + len(group.jobs)
-    return WaitingKinds(jobs)
+    return WaitingDemand(jobs)
