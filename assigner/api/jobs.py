@@ -77,6 +77,10 @@ class ListQuery(JobFilter):
         default=False,
         description=f"tell of the first {MOST_FORESEEN} waiting jobs of the page when they will start; some reads each",
     )
+    primary: bool = Field(
+        default=False,
+        description="read from the primary, also where lists are read from a standby, which may be behind",
+    )
 
 
 class CancelRequest(Selection):
@@ -248,7 +252,8 @@ async def list_jobs(
         ]
         return models.JobList(jobs=told, next=found.next)
 
-    found: models.JobList = await request.app.state.read(work)
+    state = request.app.state
+    found: models.JobList = await (state.run if asked.primary else state.read)(work)
     return found
 
 

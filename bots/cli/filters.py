@@ -1,5 +1,7 @@
 """Options that choose jobs: by their ids, or by a filter, whose options are derived from the fields of JobFilter."""
 
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 from leasehold.client import Client
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, NotFound
 from leasehold.states import JobState
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -64,14 +66,18 @@ def filter_options(command: F) -> F:
 
     @wraps(command)
     def with_filter(*args: Any, **options: Any) -> Any:
-        given = {field: options.pop(_parameter(field)) for field in JobFilter.model_fields}
-        said = {name: value for name, value in given.items() if value not in (None, ()) and value is not False}
-        return command(*args, where=checked(said), **options)
+        return command(*args, where=_taken(options), **options)
 
     found: Any = with_filter
     for field, info in reversed(JobFilter.model_fields.items()):
         found = _option(field, info)(found)
     return found  # type: ignore[no-any-return]
+
+
+def _taken(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the filter out of the options of a command. Raises BadInput that names the option."""
+    given = {field: options.pop(_parameter(field)) for field in JobFilter.model_fields}
+    return checked({name: value for name, value in given.items() if value not in (None, ()) and value is not False})
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +100,27 @@ class Chosen:
         """What a call of the client takes."""
         return self.where or whole_ids(client, self.ids)
 
+    def found(self, client: Client) -> list[str]:
+        """Return the ids, or those of all jobs that pass the filter now, the oldest first.
+
+        Raises NotFound if none does.
+        """
+        if not self.where:
+            return whole_ids(client, self.ids)
+        listed = client.list(limit=sys.maxsize, primary="true", **self.where)
+        if not listed.jobs:
+            raise NotFound(f"--all: no job passes the filter {self.filter}")
+        return [job["id"] for job in reversed(listed.jobs)]
+
+    @property
+    def filter(self) -> str:
+        """The filter as it is given to a command."""
+        words: list[str] = []
+        for field, value in self.where.items():
+            for each in value if isinstance(value, list) else [value]:
+                words += [option_name(field)] if each is True else [option_name(field), str(each)]
+        return shlex.join(words)
+
 
 def choosing(command: F) -> F:
     """Add the ids, and `--all` with the options of a filter; the command receives them as `chosen`."""
@@ -103,8 +130,22 @@ def choosing(command: F) -> F:
     @filter_options
     @wraps(command)
     def with_choice(*args: Any, ids: tuple[str, ...], every: bool, where: Mapping[str, Any], **options: Any) -> Any:
-        if bool(ids) == every or bool(where) != every:
-            raise click.UsageError("give either ids, or --all with a filter such as --meta, --label or --instance")
-        return command(*args, chosen=Chosen(list(dict.fromkeys(ids)), where), **options)
+        return command(*args, chosen=_choice(ids, where, every=every), **options)
 
     return with_choice  # type: ignore[return-value]
+
+
+def choice_parameters() -> list[click.Parameter]:
+    """Make what `choosing` adds to a command, for one that takes it only when it is asked for."""
+    return click.command(choosing(lambda: None)).params
+
+
+def choice(ids: Sequence[str], options: Mapping[str, Any]) -> Chosen:
+    """Return the jobs that these ids, or what was given for the rest of `choice_parameters`, choose."""
+    return _choice(ids, _taken(dict(options)), every=options["every"])
+
+
+def _choice(ids: Sequence[str], where: Mapping[str, Any], *, every: bool) -> Chosen:
+    if bool(ids) == every or bool(where) != every:
+        raise click.UsageError("give either ids, or --all with a filter such as --meta, --label or --instance")
+    return Chosen(list(dict.fromkeys(ids)), where)

@@ -7,6 +7,8 @@ import base64
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import cached_property
+from typing import Any
 
 import click
 from leasehold.client import Client
@@ -133,7 +135,41 @@ def _jobs(count: Record) -> str:
 DRAIN_LOOK = 0.5
 
 
-@click.command()
+class _Wait(click.Command):
+    """The command `wait`, which has the options of a filter only where more than ids and its other options is given.
+
+    They come from a model, whose import takes nearly as long as all else of a wait for ids.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        self._only_ids = False
+        super().__init__(*args, **keywords)
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        return self._own if self._only_ids else self._all
+
+    @params.setter
+    def params(self, own: list[click.Parameter]) -> None:
+        self._own = own
+
+    @cached_property
+    def _all(self) -> list[click.Parameter]:
+        from bots.cli.filters import choice_parameters
+
+        return [*choice_parameters(), *self._own[1:]]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = {name for each in self._own for name in each.opts}
+        options = [each.partition("=")[0] for each in args if each.startswith("-")]
+        self._only_ids = bool(args) and known.issuperset(options)
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            self._only_ids = False
+
+
+@click.command(cls=_Wait)
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option(
     "--timeout",
@@ -142,13 +178,24 @@ DRAIN_LOOK = 0.5
     help="Give up after this time: seconds, or such as 90m [default: never].",
 )
 @caller_options
-def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
+def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None, **choice: Any) -> None:
     """Wait until the jobs are final. Exit 0 only if all of them succeeded.
 
+    --all waits for those that pass the filter when the wait begins, final ones too; it is an error if there are none.
     ID: whole, or in short as lists show it, or @last or @failed.
+
+    \b
+    leasehold wait ID…
+    leasehold wait --all --meta build=1234
     """
+    chosen = None
+    if choice:
+        from bots.cli import filters
+
+        chosen = filters.choice(ids, choice)
     with caller.client() as client:
-        finish(client, whole_ids(client, ids), caller=caller, timeout=timeout)
+        jobs = whole_ids(client, ids) if chosen is None else chosen.found(client)
+        finish(client, jobs, caller=caller, timeout=timeout, of="" if chosen is None else chosen.filter)
 
 
 @click.command()

@@ -6,7 +6,7 @@ standard error, so that `$(leasehold submit --wait -- COMMAND)` is the output of
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,14 +34,22 @@ SILENCE = 10.0
 NAMED = 20
 
 
-def interruptible(ids: Sequence[str]) -> AbstractContextManager[None]:
-    """Say that these jobs go on and how to follow or cancel them, whatever ends the wait for them; see `going_on`."""
+def interruptible(jobs: Collection[str], *, of: str = "") -> AbstractContextManager[None]:
+    """Say that these jobs go on and how to follow or cancel them, whatever ends the wait for them; see `going_on`.
 
-    def hint() -> str:
+    jobs: the caller takes those out that have ended. of: the options of the filter by which they were found; empty =
+    they were named.
+    """
+
+    def hint() -> str | None:
+        ids = list(jobs)
+        if not ids:
+            return None
         if len(ids) == 1:
             return f"job {ids[0]} goes on: `leasehold logs --follow {ids[0]}`, or `leasehold cancel {ids[0]}`"
-        listed = f"`leasehold list --limit {min(len(ids), wire.MAX_LIST)}` shows them"
-        others = "`leasehold wait ID…` waits again, `leasehold cancel ID…` cancels"
+        listed = f"`leasehold list {of or f'--limit {min(len(ids), wire.MAX_LIST)}'}` shows them"
+        which = f"--all {of}" if of else "ID…"
+        others = f"`leasehold wait {which}` waits again, `leasehold cancel {which}` cancels"
         return f"{len(ids):,} jobs go on, from {ids[0]} to {ids[-1]}: {listed}, {others}"
 
     return going_on(hint)
@@ -285,25 +293,23 @@ class Silent:
         pass
 
 
-def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float | None) -> None:
+def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float | None, of: str = "") -> None:
     """Wait for named jobs and print how each ended. Raises LeaseholdError unless all succeeded.
 
-    timeout: seconds after which this gives up; None = never.
+    timeout: seconds after which this gives up; None = never. of: as of `interruptible`.
     """
     tally = Tally(len(ids))
     display = Bar(tally) if output.terminal() else Silent()
-    ended: list[Record] = []
-    with interruptible(ids):
-        for job in _ended(client, ids, tally=tally, display=display, timeout=timeout):
+    pending, ended = dict.fromkeys(ids), list[Record]()
+    with interruptible(pending, of=of):
+        for job in _ended(client, pending, tally=tally, display=display, timeout=timeout):
             ended.append(job)
             if not caller.json:
                 display.put(output.ending(job))
     if caller.json:
         readable.print_json(ended)
-    known = {job["id"] for job in ended}
-    open_still = [job for job in ids if job not in known]
-    if open_still:
-        raise TimedOut(open_still, timeout or 0.0)
+    if pending:
+        raise TimedOut(list(pending), timeout or 0.0)
     _require_success(ended)
 
 
@@ -314,8 +320,9 @@ def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bo
     """
     tally = Tally(len(ids))
     display: Display = Silent() if quiet else Bar(tally) if output.terminal() else Lines(tally)
-    with interruptible(ids):
-        ended = list(_ended(client, ids, tally=tally, display=display, timeout=None))
+    pending = dict.fromkeys(ids)
+    with interruptible(pending):
+        ended = list(_ended(client, pending, tally=tally, display=display, timeout=None))
     if caller.json:
         readable.print_json(ended)
     else:
@@ -372,13 +379,14 @@ def _require_success(ended: Sequence[Record]) -> None:
 
 
 def _ended(
-    client: Client, ids: Sequence[str], *, tally: Tally, display: Display, timeout: float | None
+    client: Client, pending: dict[str, None], *, tally: Tally, display: Display, timeout: float | None
 ) -> Iterator[Record]:
-    """Yield each job when it has ended, and keep the display up to date; end after `timeout` seconds.
+    """Take each job out of `pending` and yield it when it has ended, and keep the display up to date.
+
+    This ends after `timeout` seconds.
 
     If none has ended for 10 seconds, the display is told what the first of those that are left waits for.
     """
-    pending = dict.fromkeys(ids)
     reasons = Reasons(client, display.say)
     deadline = None if timeout is None else clock.monotonic() + timeout
 

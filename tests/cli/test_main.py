@@ -147,7 +147,7 @@ WRONG = [
     ("show", "ID: is missing"),
     ("show x", "id: "),
     (f"wait {JOB} x", "id: "),
-    ("wait", "ID…: is missing"),
+    ("wait", "give either ids, or --all with a filter such as --meta"),
     ("logs ''", "id: "),
     (f"show --watch {JOB}", "--watch: "),
     ("list --watch 0", "--watch: 0.0 is not in the range"),

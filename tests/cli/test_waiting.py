@@ -249,6 +249,47 @@ def test_a_server_that_goes_away_leaves_the_id_of_the_job_to_go_on_with(
     assert f"; graph {OTHER} goes on: `leasehold graph wait {OTHER}`" in capsys.readouterr().err
 
 
+def test_a_wait_for_a_filter_is_for_all_jobs_that_pass_it(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    page, last = ({"jobs": [{"id": each}], "next": cursor} for each, cursor in ((OTHER, "c"), (JOB_COMMANDING, None)))
+    ended = [final(JOB_COMMANDING, "succeeded"), final(OTHER, "failed", exit_code=3)]
+    stands.script = in_turn(Answer(page), Answer(last), Answer({"jobs": ended}))
+    assert errors.run(cli, ["wait", "--all", "--meta", "build=7", "--state", "failed", "--state", "succeeded"]) == 1
+    said = capsys.readouterr()
+    assert [line.split()[:2] for line in said.out.splitlines()] == [[each["id"], each["state"]] for each in ended]
+    assert said.err.startswith("error: 1 of 2 jobs did not succeed; the first: ")
+    assert {asked.query["primary"] for asked in stands.asked[:2]} == {"true"}, "a standby may lack the newest jobs"
+    assert stands.asked[-1].body["ids"] == [JOB_COMMANDING, OTHER], "the oldest first"
+    stands.script = in_turn(Answer({"jobs": [], "next": None}))
+    assert errors.run(cli, ["wait", "--all", "--meta", "build=a b", "--unmatchable"]) == 2
+    assert capsys.readouterr().err == "error: --all: no job passes the filter --meta 'build=a b' --unmatchable\n"
+
+
+def test_an_end_of_a_wait_names_the_jobs_that_are_left_and_the_filter(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.cli.caller.Caller.client", lambda _: client_for(stands.url, patience=0.0))
+    third = str(UUID(int=UUID(OTHER).int + 1))
+    listed = Answer({"jobs": [{"id": each} for each in (third, OTHER, JOB_COMMANDING)], "next": None})
+    wait = ["wait", "--all", "--label", "x"]
+    stands.script = in_turn(listed, Answer({"jobs": [final(JOB_COMMANDING, "succeeded")]}), AWAY)
+    assert errors.run(cli, wait) == 3
+    found = (
+        "`leasehold list --label x` shows them, `leasehold wait --all --label x` waits again, `leasehold cancel --all "
+    )
+    assert f"; 2 jobs go on, from {OTHER} to {third}: {found}--label x` cancels" in capsys.readouterr().err
+    stands.script = in_turn(
+        listed, Answer({"jobs": [final(each, "succeeded") for each in (JOB_COMMANDING, OTHER)]}), AWAY
+    )
+    assert errors.run(cli, wait) == 3
+    assert f"; job {third} goes on: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [[], ["--all"], [OTHER, "--label", "x"], [OTHER, "--all", "--label", "x"]])
+def test_a_wait_is_for_ids_or_for_a_filter(capsys: pytest.CaptureFixture[str], given: list[str]) -> None:
+    assert errors.run(cli, ["wait", *given]) == 2
+    assert "error: give either ids, or --all with a filter such as --meta" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["bots drain b1", "instance drain team-a", "assigners drain a1"])
 def test_ctrl_c_says_that_the_drain_goes_on(
     stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str

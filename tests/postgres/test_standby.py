@@ -103,6 +103,7 @@ def test_reads_go_to_a_standby_while_it_keeps_up_and_otherwise_to_the_primary(
             assert (reads.trouble, reads.lag, where(reads)) == ("", 10.0, "standby")
             assert pool.client.status()["reads"] == {"standby": True, "lag_seconds": 10.0, "reason": None}
             assert list(pool.jobs()) == [], "an answer of before"
+            assert [job["label"] for job in pool.client.list(primary="true").jobs] == ["late"], "who waits for jobs"
             clock.at += 1.0
             reads.run_once()
             assert (reads.trouble, where(reads)) == ("the standby is 11 s behind, more than 10 s", "primary")
