@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 
+import psycopg
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -33,7 +34,7 @@ from schema.moves.dependencies import count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.reassign import add_constraints, remove_constraints
-from schema.moves.sessions import close_overdue, expire, first_expiry
+from schema.moves.sessions import close_overdue, expire, first_expired, first_expiry
 from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
 from schema.moves.waiting.priority import reprice, review_waiting
@@ -89,6 +90,8 @@ LINKS = 20
 #: The most batches of one duty in one round.
 DELETIONS = 10
 HOUR = 3600.0
+#: How long the transaction of a session that is closed alone waits for a lock.
+SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
 DAY = 24 * HOUR
 #: Seconds between two reconciliations of quotas and bots, between two rounds that end usage older than the window, and
 #: between two counts of the backlog.
@@ -341,21 +344,37 @@ class Upkeep(Rounds):
         metrics.observe_tick()
 
     def _expire(self) -> None:
-        """Close expired sessions page by page, each page in its own transaction."""
-        after = 0
+        """Close expired sessions page by page, each page in its own transaction.
+
+        If somebody holds a row that a page needs, such as the quota of an instance whose job ends, the sessions are
+        closed one by one. Those that need it are left for the next round.
+        """
+        after, limit, left = 0, LIMIT, 0
         while True:
 
-            def page(connection: Connection, after: int = after) -> list[int]:
-                bot_ids, ended = expire(connection, after=after, limit=LIMIT, actor=self.name)
+            def page(connection: Connection, after: int = after, limit: int = limit) -> list[int]:
+                if limit == 1:
+                    connection.execute(SHORT_WAIT)
+                bot_ids, ended = expire(connection, after=after, limit=limit, actor=self.name)
                 if self._tracer is not None:
                     self._tracer.trace(connection, ended)
                 return bot_ids
 
-            bot_ids = self._database.run(page, urgent=True)
-            metrics.observe_reaped("session", len(bot_ids))
-            if len(bot_ids) < LIMIT:
-                return
+            try:
+                bot_ids = self._database.run(page, urgent=True, repeat=limit > 1)
+            except psycopg.errors.LockNotAvailable:
+                if limit > 1:
+                    limit = 1
+                    continue
+                left += 1
+                bot_ids = self._database.run(partial(first_expired, after=after), urgent=True)
+            else:
+                metrics.observe_reaped("session", len(bot_ids))
+            if len(bot_ids) < limit:
+                break
             after = bot_ids[-1]
+        if left:
+            log.warning("expired sessions are left, because somebody holds rows that they need", sessions=left)
 
     def _overdue(self, *, since: float) -> bool:
         """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.

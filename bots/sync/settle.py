@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import structlog
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.states import JobState
@@ -76,6 +77,11 @@ def _locked(connection: Connection, message: OutputReport | AskInputs) -> Locked
     return check_session(None if row is None else LockedBot._make(row), epoch=message.epoch, secret=message.secret)
 
 
+#: Seconds for which calls wait `SHORT_WAIT` alone for a lock, after one could not be had in time.
+CAREFUL = 30.0
+SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
+
+
 class SyncService:
     """Settles the calls of bots. Any process may answer any call, because all state is in the database."""
 
@@ -94,6 +100,7 @@ class SyncService:
         self.cooldown = cooldown
         self._policy: int | None = None
         self._fronts = HeadCursors(now)
+        self._careful_until = now()
 
     def reconfigure(self, fetch: FetchSettings, cooldown: Cooldown, *, policy: int | None) -> None:
         """Use other settings from the next call on. policy: the version that they are of, which leases name."""
@@ -111,6 +118,10 @@ class SyncService:
         should have now. An error is the answer to one call, which has changed nothing. The number of statements does
         not depend on the number of calls, except for bots that leave or fetch near a maximum.
 
+        If somebody holds a row that a single call needs, such as the quota of an instance whose job has ended, what
+        the call reports of begun and ended leases is put off: its answer lists them still, and the bot reports them
+        again. So no bot loses its session by a lock of others.
+
         Errors are Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that
         name is open) or `stale_seq` (a later call has been answered), and BadInput for output that is not base64.
         Raises ValueError for two calls of one bot.
@@ -118,11 +129,27 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
+        try:
+            return self._run(calls, names)
+        except psycopg.errors.LockNotAvailable:
+            if self._now() >= self._careful_until:
+                _log.warning("somebody holds a row, so the ends of some leases are put off", seconds=CAREFUL)
+            self._careful_until = self._now() + CAREFUL
+            if len(calls) > 1:
+                raise
+            return self._run(calls, names, puts_off=True)
+
+    def _run(self, calls: Sequence[Call], names: Sequence[str], *, puts_off: bool = False) -> list[Reply]:
+        """Settle the calls in a transaction, which after a lock that could not be had waits for others only shortly."""
+        is_careful = self._now() < self._careful_until
+
+        def work(connection: Connection) -> Callable[[], list[Reply]]:
+            if is_careful:
+                connection.execute(SHORT_WAIT)
+            return self._settle(connection, calls, names, puts_off=puts_off)
+
         answers = self._database.run(
-            lambda connection: self._settle(connection, calls, names),
-            urgent=True,
-            undone=self._fronts.forget,
-            kept_plans=True,
+            work, urgent=True, undone=self._fronts.forget, kept_plans=True, repeat=not is_careful
         )
         return answers()
 
@@ -172,9 +199,12 @@ class SyncService:
 
         return self._database.run(work)
 
-    def _settle(self, connection: Connection, calls: Sequence[Call], names: Sequence[str]) -> Callable[[], list[Reply]]:
+    def _settle(
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], *, puts_off: bool
+    ) -> Callable[[], list[Reply]]:
         """Settle the calls in this transaction, which may be run again.
 
+        puts_off: leases neither begin nor end by what is reported.
         Returns a function that returns the answers after the commit, with which the last statements travel.
         """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
@@ -189,6 +219,8 @@ class SyncService:
             except Conflict as refusal:
                 replies[nth] = refusal
         settled = self._compared(connection, settled, replies)
+        for sync_call in settled if puts_off else ():
+            sync_call.put_off()
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, replies, returned)

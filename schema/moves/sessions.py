@@ -90,6 +90,9 @@ EXPIRED = Statement("""
 SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
+FIRST_EXPIRED = Statement("""
+SELECT id FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after ORDER BY id LIMIT 1
+""")
 # How often a lost attempt of this job was not counted, or taken back. The limit is for a job that cuts its bot off.
 SPARED = """SELECT count(*) FROM job_events e
     WHERE e.job_id = {job} AND (e.move = 'forgive' OR e.move = 'requeue' AND e.details ? 'spared')"""
@@ -422,6 +425,11 @@ def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tup
             },
         )
     return bot_ids, ended
+
+
+def first_expired(connection: Connection, *, after: int) -> list[int]:
+    """Return the id of the first bot above `after` whose session has expired, locked or not."""
+    return [*connection.execute(FIRST_EXPIRED, {"after": after}).scalars()]
 
 
 def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:

@@ -4,8 +4,10 @@ Each case makes some rows due, holds the first of them, and runs the duty with a
 """
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
+from structlog.testing import capture_logs
 
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import EVER, OVERDUE
@@ -19,6 +21,7 @@ from schema.policy import schedule_changes, schedules
 from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms
 from schema.postgres.connection import Connection
+from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.explain import keep
@@ -147,3 +150,27 @@ def test_a_schedule_that_is_due_behind_a_held_fires(pool: Pool, race: Race, monk
         assert race.unhindered(Schedules(pool.database).run_once, by=holder) == 0.5
     assert [row.name for row in pool.rows("SELECT name FROM schedules WHERE last_job IS NOT NULL")] == ["second"]
     assert pool.database.run(lambda c: schedules.due_schedules(c, limit=9)) != []
+
+
+@pytest.mark.conflicts
+def test_a_session_behind_one_that_needs_a_held_row_expires(pool: Pool, race: Race) -> None:
+    (held,) = pool.submit(terms={"locks": ["tree"]})
+    pool.bot("bot-1")
+    pool.bot("bot-2")
+    pool.assigner().run_once()
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    pool.change("INSERT INTO ticks (name, at, grace_until) VALUES ('reaper', now(), now() - interval '1 s')")
+    settings = DatabaseSettings(lock_timeout=0.05)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        upkeep = Pool(database, pool.timing, pool.chance).upkeep()
+        (sessions,) = (duty for duty in upkeep.duties if duty.name == "sessions")
+        with race.first() as stranger, capture_logs() as logs:
+            stranger.connection.execute_sql("SELECT FROM counters WHERE name LIKE 'lock:%' FOR UPDATE")
+            sessions.run()
+        holder, other = pool.rows("SELECT name, held, status FROM bots ORDER BY held DESC")
+        assert (holder.status, other.status) == ("ok", "gone")
+        assert [(line["log_level"], line["sessions"]) for line in logs] == [("warning", 1)]
+    race.forget_errors()
+    pool.change("UPDATE ticks SET grace_until = now() - interval '1 s'")
+    pool.upkeep().run_once()
+    assert pool.job(held).state == "queued"

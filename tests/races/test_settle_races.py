@@ -1,9 +1,12 @@
 """Batches against each other and against everybody else: one order of locks, no job twice, no bot robbed."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
+import psycopg
 import pytest
 
 from bots.sync.settle import SyncService
@@ -12,7 +15,7 @@ from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
 from schema.timing import Timing
 from tests.support.patience import eventually
-from tests.support.pool import Bot, Pool, active, completed
+from tests.support.pool import Bot, Pool, active, completed, submitted
 from tests.support.race import DEADLOCK_TIMEOUT, Race, at_service_of, cancel, outcome
 from tests.support.sync import alone, crew, new_calls, offered, plain, together
 from tests.support.tenancy import Tenancy, assign, contested, grown_too_far, watch_maxima
@@ -245,3 +248,46 @@ def test_a_charge_counts_names_in_any_order_and_each_as_often_as_it_is_given(poo
     assert used() == ["lock:default:a=5", "lock:default:b=3"]
     charge(["lock:default:a", "lock:default:b"], [-5, -3])
     assert used() == ["lock:default:a=0", "lock:default:b=0"]
+
+
+HELD_ROWS = {
+    "quota": "SELECT FROM quotas WHERE usage > 0 FOR UPDATE",
+    "counter": "SELECT FROM counters WHERE name LIKE 'lock:%' FOR UPDATE",
+    "lease": "SELECT FROM leases WHERE bot_id = 1 FOR UPDATE",
+    "job": "SELECT FROM jobs WHERE locality_hint = 'held' FOR UPDATE",
+    "node": "SELECT FROM graph_nodes WHERE pending_deps > 0 FOR UPDATE",
+}
+
+
+@pytest.mark.conflicts
+@pytest.mark.parametrize("what", HELD_ROWS)
+def test_a_row_that_somebody_holds_ends_no_session_and_puts_off_no_end_but_its_own(
+    pool: Pool, tenancy: Tenancy, race: Race, what: str
+) -> None:
+    tenancy.quota("default", maximum=9)
+    bot, other = pool.bot("bot-1"), pool.bot("bot-2", instance="other")
+    if what == "node":
+        held = submitted(pool, {1: [], 2: [1]}).jobs[1]
+    else:
+        (held,) = pool.submit(locality_hint="held", terms={"locks": ["tree"]})
+    (work,) = pool.given(bot)
+    pool.submit(instance="other")
+    (sound,) = pool.given(other)
+    pool.change("UPDATE bots SET expires_at = now() + interval '9 s'")
+    settings = DatabaseSettings(lock_timeout=0.05)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        service = Pool(database, pool.timing, pool.chance).sync_service(enabled=False)
+        with race.first() as stranger:
+            stranger.connection.execute_sql(HELD_ROWS[what])
+            calls = new_calls(bot.message(completed(work)), other.message(completed(sound)))
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                service.answer(calls)
+            put_off, answered = (json.loads(each) for call in calls for each in service.answer([call]))
+            assert [lease["job"] for lease in put_off["leases"]] == [held]
+            assert put_off["expires_in"] > 20, "its session goes on"
+            assert (answered["leases"], pool.job(sound["job"]).state) == ([], "succeeded")
+            again = json.loads(service.answer(new_calls(bot.message(completed(work))))[0])
+            assert [lease["job"] for lease in again["leases"]] == [held]
+    race.forget_errors()
+    bot.sync(completed(work))
+    assert pool.job(held).state == "succeeded"

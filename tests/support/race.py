@@ -60,8 +60,9 @@ class _OneTransaction:
         urgent: bool = False,
         undone: Callable[[], None] | None = None,
         kept_plans: bool = False,
+        repeat: bool = True,
     ) -> T:
-        del urgent, undone, kept_plans
+        del urgent, undone, kept_plans, repeat
         done = work(self._connection)
         self._connection.execute(PID)  # and what was to be sent with the commit
         return done
