@@ -19,14 +19,28 @@ from schema.timing import Timing
 from tests.support.http import audited
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed
-from tests.support.servers import Processes, assigner_process
+from tests.support.servers import Process, Processes, assigner_process
 from tests.support.tenancy import Tenancy
 
+#: How many ports are tried for a process that is told its port.
+PORTS = 3
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+
+def with_metrics(processes: Processes, host: str) -> tuple[Process, str]:
+    """Start an assigner that serves its metrics at this address. Returns the address with the port.
+
+    A port that was free may be taken a moment later. Then another one is tried.
+    """
+    said = ""
+    for nth in range(PORTS):
+        with socket.create_server((host, 0)) as free:
+            port = free.getsockname()[1]
+        assigner = processes.start(f"port-{nth}", "assign", "--metrics-port", str(port), "--metrics-host", host)
+        eventually(lambda each=assigner: "assigners run" in each.said() or not each.alive)  # type: ignore[misc]
+        if assigner.alive:
+            return assigner, f"http://{host}:{port}"
+        said = assigner.said()
+    raise AssertionError(said)
 
 
 def test_a_process_tells_of_single_nodes_when_it_is_asked_to_and_ends_when_it_is_terminated(
@@ -50,16 +64,14 @@ def test_a_changed_configuration_is_taken_and_a_wrong_one_refused_as_a_scrape_sh
     tenancy.quota("team-a", minimum=3, maximum=8)
     tenancy.evicted("team-a", age=5)
     pool.bot(capacity=1)
-    port = free_port()
-
-    def page(path: str = "metrics", status: int = 200) -> str:
-        answer = httpx.get(f"http://127.0.0.2:{port}/{path}", trust_env=False)
-        assert answer.status_code == status
-        return answer.text
-
     with Processes(tmp_path, database_url, timing, config="[quotas]\neviction_cooldown = 1.0\n") as processes:
-        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port), "--metrics-host", "127.0.0.2")
-        eventually(lambda: "assigners run" in assigner.said())
+        assigner, place = with_metrics(processes, "127.0.0.2")
+
+        def page(path: str = "metrics", status: int = 200) -> str:
+            answer = httpx.get(f"{place}/{path}", trust_env=False)
+            assert answer.status_code == status
+            return answer.text
+
         assert [page("healthz"), page("readyz"), page("other", 404)] == [
             '{"status": "ok"}', '{"status": "ok"}', '{"status":"not found"}'
         ]  # fmt: skip
