@@ -71,93 +71,82 @@ class FetchedLease(NamedTuple):
     gpus: Sequence[int] | None = None
 
 
-# Bots are locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the given order while they fit
-# into the room of its locked row, and so does a quota. The locked row also decides whether the bot may have the job,
-# because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
-# units use what a bot keeps for an instance, and only once all of it is free. Placements and quotas are brought
-# together by sorting, because a join of two sets of unknown size might compare every pair. The fence of a lease is of
-# the server's timeline, so that it never repeats after a failover, and of the last restore; the sub-select reads both
-# once. Jobs and bots are looked up once and then changed at their places (ctid). A job stays there because the caller
-# has locked it. A bot that another transaction has changed since the statement began is left out.
-_GRANT = """
-WITH wanted AS MATERIALIZED (
+# The statement that grants placements. Jobs and bots are looked up once and then changed at their places (ctid).
+# Placements and quotas are brought together by sorting, because a join of two sets of unknown size might compare every
+# pair.
+
+#: The placements whose jobs are still queued. The caller has locked the jobs, so that they stay at their places.
+_WANTED = f"""
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
         i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions},
-                CAST(:taking AS integer[]))
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]),
+                {fragments.json_array("decisions")}, CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
         SELECT ctid, units, cohort, instance, platform, fence FROM jobs
-        WHERE id = w.job_id AND {queued} AND {unpaused} OFFSET 0) j
-    JOIN instances i ON i.id = j.instance AND {undrained}
-), room AS MATERIALIZED (
+        WHERE id = w.job_id AND {STATE.of(job="jobs")} AND {PAUSE.of(job="jobs")} OFFSET 0) j
+    JOIN instances i ON i.id = j.instance AND {DRAIN.of(instance="i")}"""
+
+#: The bots, with what they have left. A bot on probation has room for one lease alone.
+_ROOM = """
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
         coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
         b.probation_until IS NULL AS trusted, b.ctid
     FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:kept AS integer[])) AS r (id, unused, kept)
     CROSS JOIN LATERAL {bot}
-    WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
-), filled AS MATERIALIZED (
-    SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
-        sum(own.units) OVER upto AS own_upto
-    FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND {serves}{offers}
-    CROSS JOIN LATERAL (
-        SELECT CASE WHEN {on_kept} AND r.kept_for = w.instance AND r.kept <= r.free
-            THEN w.units ELSE 0 END) own (units)
-    WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
-), seated AS MATERIALIZED (
-    SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
-    WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)
-{quota_check}), moved AS (
-    UPDATE jobs j SET state = 'leased',
-        fence = greatest(j.fence + 1, (SELECT fences_from + first_fence() FROM server_identity)),
-        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
-    FROM within f
-    WHERE j.ctid = f.place AND f.fits AND {still_queued}
-    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name
-{bot_update}), leased AS (
-    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken, granted_event, decision, policy)
-    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
-        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision, CAST(:policy AS integer)
-    FROM moved ORDER BY nth
-{quota_update}{result} FROM moved
-"""
-# The rows of the bots, and the wake-ups of their calls, if the caller does not see to them.
-_BOT_UPDATE = """), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
-          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
-    WHERE b.ctid = s.ctid
-"""
-_GRANTED = """), told AS (
-    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
-)
-SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told)"""
-# What the answer to the bot tells. Only a job that was granted before, and so had a fence, can have a checkpoint.
-_FETCHED = """)
-SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attempts, timeout_seconds,
-    (SELECT payload::text FROM job_payloads WHERE job_id = id) AS payload,
-    CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint"""
-
-
-# The last condition drops a bot with a version that the statement does not see and so could not change. Such a bot
-# stays locked until the transaction ends.
+    WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity"""
+# Bots are locked after jobs, out of order, hence SKIP LOCKED. The last condition drops a bot with a version that the
+# statement does not see and so could not change. Such a bot stays locked until the transaction ends.
 _LOCKED_BOT = f"""{newest_version("bots", "id", "r.id", columns="ctid")} seen
     JOIN LATERAL (
         SELECT *, ctid FROM bots WHERE ctid = seen.ctid AND {HEALTHY.of(bot="")} FOR NO KEY UPDATE SKIP LOCKED) b
         ON b.ctid = seen.ctid"""
-_QUOTA_CHECK = """), limited AS MATERIALIZED (
+_BOT_OF_CALLER = f"{newest_version('bots', 'id', 'r.id', columns='*, ctid')} b"
+
+#: The placements whose bot may have the job, each with the units of those on its bot up to it. The row of the bot
+#: decides, because a new session may have changed its properties or its instance since it was chosen. Only placements
+#: on kept units use what a bot keeps for an instance (`own_units`), and only once all of it is free.
+_FILLED = f"""
+    SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
+        sum(own.units) OVER upto AS own_upto
+    FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
+        AND {serves("r", "w")}{{offers}}
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN {{on_kept}} AND r.kept_for = w.instance AND r.kept <= r.free
+            THEN w.units ELSE 0 END) own (units)
+    WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)"""
+
+#: Those that fit into the room of their bot, which takes them in the given order.
+_SEATED = """
+    SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
+    WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)"""
+
+#: Those that fit into the quotas of their instances (`fits`), which take them in the given order too.
+_WITHIN = """
+    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
+        WHEN max(headroom) OVER quota IS NULL THEN true
+        ELSE sum(units) OVER upto <= max(headroom) OVER quota END AS fits
+    FROM weighed w
+    WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)"""
+#: The same if no quota has to be looked at: the units are among those that ended leases of this transaction have
+#: returned, and that quotas still count as used.
+_COVERED = """
+    SELECT *, true AS fits FROM seated"""
+
+
+def _quota_steps(*, again: bool) -> dict[str, str]:
+    """The steps from `seated` to `within`: the instances that have a quota, their quotas, locked in the order of locks,
+    what these leave, and the placements beside it."""
+    lock = f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}"
+    return {
+        "limited AS MATERIALIZED": f"""
     SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
-    CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
-), allowed AS MATERIALIZED (
+    CROSS JOIN LATERAL {newest_quota("d", columns="usage")} q ORDER BY d.cohort, d.instance""",
+        "allowed AS MATERIALIZED": f"""
     SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
-    LEFT JOIN LATERAL {locked_quota} q ON true
-), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {limit} - q.usage AS headroom
+    LEFT JOIN LATERAL {newest_quota("d", columns="min_quota, max_quota, usage", lock=lock)} q ON true""",
+        "left_over AS MATERIALIZED": f"""
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, {LIMIT} - q.usage AS headroom
     FROM (
         SELECT array_agg(cohort) AS cohorts, array_agg(instance) AS instances, array_agg(min_quota) AS minima,
             array_agg(max_quota) AS maxima, array_agg(usage) AS usages
@@ -165,63 +154,74 @@ _QUOTA_CHECK = """), limited AS MATERIALIZED (
     CROSS JOIN LATERAL ROWS FROM (
         unnest(a.cohorts, a.instances, a.minima, a.maxima, a.usages),
         recent_evictions(a.cohorts, a.instances, :cooldown)
-    ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
-), weighed AS MATERIALIZED (
+    ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)""",
+        "weighed AS MATERIALIZED": """
     SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
         last_fence, instance_name, CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
     SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom
-    FROM left_over
-), within AS MATERIALIZED (
-    SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
-        WHEN max(headroom) OVER quota IS NULL THEN true
-        ELSE sum(units) OVER upto <= max(headroom) OVER quota END AS fits
-    FROM weighed w
-    WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
-"""
-_QUOTA_UPDATE = """), counted AS (
+    FROM left_over""",
+        "within AS MATERIALIZED": _WITHIN,
+    }
+
+
+#: Move the jobs. A fence is of the server's timeline, so that it never repeats after a failover, and of the last
+#: restore; the sub-select reads both once.
+_JOBS = f"""
+    UPDATE jobs j SET state = 'leased',
+        fence = greatest(j.fence + 1, (SELECT fences_from + first_fence() FROM server_identity)),
+        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
+    FROM within f
+    WHERE j.ctid = f.place AND f.fits AND {STATE.of(job="j")}
+    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
+        f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name"""
+_LEASES = """
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
+                        delivered_at, taken, granted_event, decision, policy)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
+        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision, CAST(:policy AS integer)
+    FROM moved ORDER BY nth"""
+_BOTS = """
+    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE b.ctid = s.ctid"""
+_QUOTAS = """
     UPDATE quotas q SET usage = q.usage + s.units
     FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
-    WHERE q.cohort = s.cohort AND q.instance = s.instance
-"""
-# The units are among those that ended leases of this transaction have returned, and that quotas still count as used.
-_COVERED = """), within AS MATERIALIZED (
-    SELECT *, true AS fits FROM seated
-"""
+    WHERE q.cohort = s.cohort AND q.instance = s.instance"""
+#: Wake the calls of the bots.
+_TOLD = """
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0"""
+
+_GRANTED = "SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told)"
+# What the answer to the bot tells. Only a job that was granted before, and so had a fence, can have a checkpoint.
+_FETCHED = """SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attempts, timeout_seconds,
+    (SELECT payload::text FROM job_payloads WHERE job_id = id) AS payload,
+    CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint"""
 
 
 def _grant(*, again: bool, held: bool = False, covered: bool = False) -> Statement:
-    """`held`: the caller has locked the bots before it picked the jobs for them, knows what they have left and writes
-    their rows. `covered`: quotas stay as they are."""
-    return Statement(
-        _GRANT.format(
-            decisions=fragments.json_array("decisions"),
-            queued=STATE.of(job="jobs"),
-            unpaused=PAUSE.of(job="jobs"),
-            still_queued=STATE.of(job="j"),
-            undrained=DRAIN.of(instance="i"),
-            bot=f"{newest_version('bots', 'id', 'r.id', columns='*, ctid')} b" if held else _LOCKED_BOT,
-            serves=serves("r", "w"),
-            offers="" if held else f" AND {REQUIREMENTS.of(bot='r', want='w')}",
-            quota_check=_COVERED if covered else _quota_check(again=again),
-            bot_update="" if held else _BOT_UPDATE,
-            quota_update="" if covered else _QUOTA_UPDATE,
-            result=_FETCHED if held else _GRANTED,
-            on_kept="false" if held else "CAST(:on_kept AS boolean)",
-        )
-    )
-
-
-def _quota_check(*, again: bool) -> str:
-    return _QUOTA_CHECK.format(
-        quota=newest_quota("d", columns="usage"),
-        locked_quota=newest_quota(
-            "d",
-            columns="min_quota, max_quota, usage",
-            lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
+    """`held`: the caller has locked the bots before it picked the jobs for them, knows what they have left, writes
+    their rows and answers their calls. `covered`: quotas stay as they are."""
+    offers = "" if held else f" AND {REQUIREMENTS.of(bot='r', want='w')}"
+    steps = {
+        "wanted AS MATERIALIZED": _WANTED,
+        "room AS MATERIALIZED": _ROOM.format(bot=_BOT_OF_CALLER if held else _LOCKED_BOT),
+        "filled AS MATERIALIZED": _FILLED.format(
+            offers=offers, on_kept="false" if held else "CAST(:on_kept AS boolean)"
         ),
-        limit=LIMIT,
-    )
+        "seated AS MATERIALIZED": _SEATED,
+        **({"within AS MATERIALIZED": _COVERED} if covered else _quota_steps(again=again)),
+        "moved AS": _JOBS,
+        **({} if held else {"taken AS": _BOTS}),
+        "leased AS": _LEASES,
+        **({} if covered else {"counted AS": _QUOTAS}),
+        **({} if held else {"told AS": _TOLD}),
+    }
+    parts = ", ".join(f"{name} ({query}\n)" for name, query in steps.items())
+    return Statement(f"\nWITH {parts}\n{_FETCHED if held else _GRANTED} FROM moved\n")
 
 
 GRANT = {again: _grant(again=again) for again in (False, True)}

@@ -1,8 +1,8 @@
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
         i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),
-                CAST(:taking AS integer[]))
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]),
+                CAST(string_to_array(:decisions, chr(30)) AS jsonb[]), CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
         SELECT ctid, units, cohort, instance, platform, fence FROM jobs
