@@ -152,10 +152,14 @@ def worker_pools(database: Database, *, queue: int) -> WorkerPools:
 
 
 #: Calls settled in one transaction; if more than twice as many wait, half of them, up to `LARGEST`. With 200 busy bots
-#: this settles 5 to 15 % more calls. A second thread takes part while half of `BATCH` wait, which 50 busy bots reach.
-#: Doubling both makes many calls cheaper, and each of them slower.
+#: this settles 5 to 15 % more calls. Doubling both makes many calls cheaper, and each of them slower.
+#:
+#: A second thread takes part while half of `BATCH` wait, which 50 busy bots reach. Of 50 bots of capacity 1 the gateway
+#: then settles 687 calls/s, and 559 without it, for the same processor time of each call; of 200 bots of capacity 4 482
+#: and 477 (medians of 25 and 20 pairs of blocks in turns, on a busy machine).
 BATCH, LARGEST = 32, 64
 #: Seconds after which another thread takes the calls that wait while a batch is settled: longer than most batches take.
+#: So a batch that waits for a lock does not hold up the calls of all other bots.
 HELP_AFTER = 0.05
 
 _log = structlog.get_logger(__name__)
