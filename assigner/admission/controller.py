@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,7 @@ class AdmissionMemory:
     terms: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     #: What jobs of a constraint set and an instance are charged.
     charges: dict[Hashable, Any] = field(default_factory=dict)
+    held: Collection[str] = ()  # counters and rates that somebody holds
 
     def bound(self) -> None:
         """Forget charges or constraint sets if there are too many of them."""
@@ -180,16 +181,7 @@ class AdmissionController:
         queues, demand_due = self._record_demand(connection, found.queues)
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
-        admission_state = admission_rules.read_admission_state(
-            connection,
-            queues,
-            now=found.now,
-            rules=self._rules,
-            lacking=lacking,
-            pressed=found.pressed,
-            reserved=found.reserved,
-            charges=self._memory.charges,
-        )
+        admission_state = self._read_state(connection, queues, found, lacking=lacking)
         self._settle_weights(connection, queues, admission_state)
         if admission_state.shares is not None:
             metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
@@ -335,7 +327,18 @@ class AdmissionController:
             return []
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
-        admission_state = admission_rules.read_admission_state(
+        admission_state = self._read_state(connection, queues, found)
+        units = HEADS_PER_PREEMPTION * most
+        reader = Heads(connection, self._ordering_policy, admission_state, free_units=units)
+        heads = reader.first(_open(queues, admission_state))
+        heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
+        return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
+
+    def _read_state(
+        self, connection: Connection, queues: Sequence[ConstrainedQueue], found: QueueScan, **more: Any
+    ) -> AdmissionState:
+        assert found.now is not None
+        return admission_rules.read_admission_state(
             connection,
             queues,
             now=found.now,
@@ -343,12 +346,9 @@ class AdmissionController:
             pressed=found.pressed,
             reserved=found.reserved,
             charges=self._memory.charges,
+            held=self._memory.held,
+            **more,
         )
-        units = HEADS_PER_PREEMPTION * most
-        reader = Heads(connection, self._ordering_policy, admission_state, free_units=units)
-        heads = reader.first(_open(queues, admission_state))
-        heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
-        return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
         """Return the amounts that each job takes of counters, by its id, without resources of bots."""

@@ -1,6 +1,6 @@
 """The configured rules for constrained jobs, and the read of the state by which their gates are judged."""
 
-from collections.abc import Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -44,12 +44,13 @@ def read_admission_state(
     pressed: bool = True,
     reserved: bool = True,
     charges: MutableMapping[Hashable, Any] | None = None,
+    held: Collection[str] = (),
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged.
 
     lacking: the resource that no bot has left, by queue, as the caller has found out. pressed: there may be advice of
     backpressure. reserved: something may be kept for a class. charges: what the caller remembers of earlier reads; it
-    is added to.
+    is added to. held: counters and rates that somebody holds, of which nothing can be taken now.
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
@@ -77,6 +78,7 @@ def read_admission_state(
     admission_state.lock_numbers = numbers = smallest_numbers(charged)
     if numbers:
         counters.read_locks(connection, admission_state.counters, numbers)
+    admission_state.counters |= {name: Counter(0.0, 0.0) for name in held if name in admission_state.counters}
     if pressed:
         admission_state.advice = rates.read_advice(connection)
     if rules.ordering.kind == "graph":

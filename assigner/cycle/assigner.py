@@ -28,6 +28,7 @@ from assigner.placement.room import WaitingDemand
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, OnPlan, reclaim
+from schema.accounting.held_rows import HeldRows, held_rows, other_instances
 from schema.clock import Monotonic
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
@@ -228,7 +229,9 @@ class PriorityAgeAssigner:
         pending = self._bring_back(connection, pending)
         if pending.constrained and not self._memory.conflicts.may_charge(connection):
             pending = pending.without_constrained()
-        scope = self._scope(connection)
+        held = held_rows(connection) if self._memory.conflicts.is_hindered else HeldRows()
+        self._memory.admission.held = held.names
+        scope = self._scope(connection, held)
         # Before the pick, because a pick lets queues rest whose jobs find no room.
         self._reclaim_for_constrained(connection, scope, pending, cycle)
         self._pick_and_place(connection, scope, pending, cycle)
@@ -337,11 +340,11 @@ class PriorityAgeAssigner:
         """A name for the set of jobs that it places, the same for all assigners with this set; empty for all jobs."""
         return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
 
-    def _scope(self, connection: Connection) -> Scope:
+    def _scope(self, connection: Connection, held: HeldRows) -> Scope:
         names = self._settings.instances
         instances = ready.instance_ids(connection, names) if names else None
         return Scope(
-            instances,
+            other_instances(connection, held, instances),
             self._cohorts,
             cooldown=self._quotas.of_evictions,
             minimums_first=self._settings.serves_minimums_first,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import psycopg
+import structlog
 
 from assigner.admission.gates import ReleaseTime
 from assigner.cycle.settings import AssignerSettings
@@ -15,6 +16,8 @@ from schema.postgres import advisory
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.failures import is_conflict
+
+log = structlog.get_logger()
 
 #: The longest pause of an assigner that keeps failing to match, as a multiple of its usual pause.
 SLOWEST = 2.0
@@ -106,8 +109,9 @@ def concurrent_batches(configured: int | None) -> int:
 
 T = TypeVar("T")
 
-#: Seconds for which an assigner is careful after a transaction was undone.
-CAREFUL = 5.0
+#: Seconds for which an assigner is careful after a transaction was undone, and for which it goes round the rows that
+#: somebody holds after it could not have a lock at any try.
+CAREFUL, HINDERED = 5.0, 30.0
 
 
 class ConflictBackoff:
@@ -115,7 +119,13 @@ class ConflictBackoff:
 
     def __init__(self, now: Monotonic) -> None:
         self._now = now
-        self._until = now()
+        self._until = self._hindered_until = now()
+        self._hindered = 0
+
+    @property
+    def is_hindered(self) -> bool:
+        """Return whether somebody has lately held a row for longer than all tries of a cycle take."""
+        return self._now() < self._hindered_until
 
     def run(
         self,
@@ -137,9 +147,17 @@ class ConflictBackoff:
         except psycopg.Error as error:
             if not is_conflict(error):
                 raise
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                self._hindered = self._hindered + 1 if self.is_hindered else 1
+                if self._hindered == 1:
+                    self._hindered_until = self._now() + HINDERED
+                    log.warning("somebody holds a row, so jobs that need it do not start", seconds=HINDERED)
             return None
 
     def may_charge(self, connection: Connection) -> bool:
         """Return whether this transaction may grant against limits: nothing was undone lately, or nobody else that is
-        careful does so, who then has to wait for this transaction."""
+        careful does so, who then has to wait for this transaction. It may not if it was hindered again although it went
+        round the held rows."""
+        if self.is_hindered and self._hindered > 1:
+            return False
         return self._now() >= self._until or advisory.try_take_exclusive(connection)

@@ -24,6 +24,7 @@ from schema import graphs
 from schema.accounting import counters, fair_share, limit_patterns, pool_samples, quotas
 from schema.accounting import forecasts as forecast_rows
 from schema.accounting.fair_share import FairShareSettings
+from schema.accounting.held_rows import SHORT_WAIT
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
@@ -90,8 +91,6 @@ LINKS = 20
 #: The most batches of one duty in one round.
 DELETIONS = 10
 HOUR = 3600.0
-#: How long the transaction of a session that is closed alone waits for a lock.
-SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
 DAY = 24 * HOUR
 #: Seconds between two reconciliations of quotas and bots, between two rounds that end usage older than the window, and
 #: between two counts of the backlog.

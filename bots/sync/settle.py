@@ -31,6 +31,7 @@ from bots.sync.fetch import FetchSettings, fetch_after_sync
 from bots.sync.inputs import read_inputs
 from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
+from schema.accounting.held_rows import SHORT_WAIT
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import ReturnedUnits
 from schema.checkpoints import Checkpoint, store_checkpoints, store_progress
@@ -77,9 +78,8 @@ def _locked(connection: Connection, message: OutputReport | AskInputs) -> Locked
     return check_session(None if row is None else LockedBot._make(row), epoch=message.epoch, secret=message.secret)
 
 
-#: Seconds for which calls wait `SHORT_WAIT` alone for a lock, after one could not be had in time.
+#: Seconds for which calls wait only shortly for a lock, after one could not be had in time.
 CAREFUL = 30.0
-SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
 
 
 class SyncService:

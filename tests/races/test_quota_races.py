@@ -1,19 +1,23 @@
 """Quotas, two at once on one counter: who waits, who wins, and the order in which they are locked."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 from leasehold.errors import Conflict, NotFound
+from structlog.testing import capture_logs
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.pacing import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
+from schema import clock
 from schema.accounting import quotas
 from schema.accounting.quotas import QuotaChange
 from schema.moves import preempt as preempt_moves
 from schema.postgres.connection import Connection
+from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, active, completed
@@ -463,3 +467,36 @@ def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_err
     )
     with pytest.raises(psycopg.Error):
         turns.run(pool.database, lambda c: c.execute(Statement(raised.format("check_violation"))), undone=list)
+
+
+@pytest.mark.conflicts
+@pytest.mark.parametrize("hold", ["quotas WHERE max_quota = 7", "counters WHERE name LIKE 'lock:%'"])
+def test_jobs_that_need_a_row_that_somebody_holds_keep_no_others_from_starting(
+    pool: Pool, tenancy: Tenancy, race: Race, hold: str
+) -> None:
+    tenancy.quota("acme", maximum=7)
+    share(pool, "shared")
+    pool.bot(capacity=50)
+    # The row of the counter is there.
+    pool.submit(instance="acme", terms={"locks": ["tree"]})
+    pool.assigner().run_once()
+    for priority in (-9, -8):
+        pool.submit(instance="acme", priority=priority)
+    pool.change("UPDATE counters SET most = 9, limited_by = ''")
+    held = pool.submit(2, instance="acme", priority=-10, terms={"locks": ["tree"]})
+    others = [*pool.submit(), *pool.submit(instance="shared"), *pool.submit(terms={"locks": ["other"]})]
+    settings = DatabaseSettings(lock_timeout=0.05)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        assigner = Pool(database, pool.timing, pool.chance).assigner(now=clock.monotonic)
+        with race.first() as stranger, capture_logs() as logs:
+            stranger.connection.execute_sql(f"SELECT FROM {hold} FOR UPDATE")
+            for _ in range(3):
+                assigner.run_once()
+            assert set(others) <= set(pool.granted())
+            assert not set(held) & set(pool.granted())
+        assert [line["event"] for line in logs if line["log_level"] == "warning"] == [
+            "somebody holds a row, so jobs that need it do not start"
+        ]
+        race.forget_errors()
+    pool.assigner().run_once()
+    assert set(held) <= set(pool.granted())

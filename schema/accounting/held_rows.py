@@ -1,0 +1,55 @@
+"""Rows of quotas, counters and rates that somebody holds: what depends on them is left, and everything else goes on.
+
+A grant takes of these rows as its last act. A transaction that somebody has left open on one of them, such as a change
+by hand, would make every grant fail that has one job among its jobs that needs the row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
+
+#: How long a transaction waits for a lock when one could not be had lately.
+SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
+_QUOTAS = Statement("""
+WITH free AS MATERIALIZED (SELECT cohort, instance FROM quotas FOR NO KEY UPDATE SKIP LOCKED)
+SELECT DISTINCT instance FROM quotas q
+WHERE NOT EXISTS (SELECT FROM free f WHERE f.cohort = q.cohort AND f.instance = q.instance)
+""")
+_NAMES = Statement("""
+WITH free AS MATERIALIZED (SELECT name FROM counters FOR NO KEY UPDATE SKIP LOCKED),
+    free_rates AS MATERIALIZED (SELECT name FROM rate_buckets FOR NO KEY UPDATE SKIP LOCKED)
+SELECT name FROM counters WHERE name NOT IN (SELECT name FROM free)
+UNION ALL SELECT name FROM rate_buckets WHERE name NOT IN (SELECT name FROM free_rates)
+""")
+_OTHERS = Statement("""
+SELECT id FROM instances WHERE id <> ALL (CAST(:held AS integer[]))
+    AND (CAST(:instances AS integer[]) IS NULL OR id = ANY (CAST(:instances AS integer[])))
+""")
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """instances: those of which somebody holds a quota. names: of held counters and rates."""
+
+    instances: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
+
+
+def held_rows(connection: Connection) -> HeldRows:
+    """Return the rows that others hold now. The transaction waits only shortly for locks from now on."""
+    connection.execute(SHORT_WAIT)
+    with connection.savepoint() as locked:
+        instances = frozenset(connection.execute(_QUOTAS).scalars())
+        names = frozenset(connection.execute(_NAMES).scalars())
+        locked.rollback()
+    return HeldRows(instances, names)
+
+
+def other_instances(connection: Connection, held: HeldRows, instances: Sequence[int] | None) -> Sequence[int] | None:
+    """Return those of the instances, None = all, of which nobody holds a quota."""
+    if not held.instances:
+        return instances
+    values = {"held": list(held.instances), "instances": None if instances is None else list(instances)}
+    return [*connection.execute(_OTHERS, values).scalars()]
