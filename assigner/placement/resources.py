@@ -34,7 +34,7 @@ from assigner.placement.strategy import (
     with_phase,
 )
 from schema.accounting.counters import Counter, declared_gpus, declared_resources, gpu_counter, resource_counter
-from schema.fleet import candidates
+from schema.fleet import candidates, localities
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import Placement
 from schema.picking.constrained import UNUSABLE, ConstrainedQueue, QueueHead, QueueId, usable
@@ -213,7 +213,7 @@ def read_resource_snapshot(
         [head.job for head in heads],
         groups,
         found,
-        candidates.hinted(connection, bot_ids, hints),
+        localities.hinted(connection, bot_ids, hints),
         needs={head.job.id: need_of(head.queue) for head in heads},
         declared=declared,
         batched=frozenset(head.job.id for head in heads if "batch_key" in head.queue.constraints),

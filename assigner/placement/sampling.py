@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
 from assigner.placement.strategy import Group, Input, Snapshot, group_jobs, preference, with_phase
-from schema.fleet import candidates, success
+from schema.fleet import candidates, localities, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
 from schema.moves.grant import PREEMPTION, Placement
@@ -524,8 +524,8 @@ def _with_warm(
         for hint in dict.fromkeys(job.locality_hint for job in group.jobs)
         if hint is not None
     ]
-    warm = candidates.warm(
-        connection, [(replace(groups[nth].wanted(1), count=candidates.WARM_LIMIT), hint) for nth, hint in wanted]
+    warm = localities.warm(
+        connection, [(replace(groups[nth].wanted(1), count=localities.WARM_LIMIT), hint) for nth, hint in wanted]
     )
     merged = [{bot.id: bot for bot in bots} for bots in found]
     for (nth, _), bots in zip(wanted, warm, strict=True):
@@ -539,7 +539,7 @@ def _with_hits(
 ) -> Snapshot:
     bot_ids = {bot.id for bots in found for bot in bots}
     hints = {job.locality_hint for job in jobs if job.locality_hint is not None}
-    hits = candidates.hinted(connection, sorted(bot_ids), sorted(hints))
+    hits = localities.hinted(connection, sorted(bot_ids), sorted(hints))
     preferring = [nth for nth, group in enumerate(groups) if group.preferred is not None]
     twins = len(preferring)
     preferred = dict(zip(preferring, found[:twins], strict=True))

@@ -37,10 +37,11 @@ from schema.accounting.units import ReturnedUnits
 from schema.checkpoints import Checkpoint, store_checkpoints, store_progress
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
+from schema.fleet import localities
 from schema.moves.acknowledge import acknowledge, deliver
 from schema.moves.end import EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
-from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
+from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs
 from schema.moves.submissions import lock_jobs
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.connection import Connection
@@ -295,7 +296,7 @@ class SyncService:
         hints = [
             (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
         ]
-        remember_localities(connection, hints, limit=self._fetch.bot_locality_hint_limit)
+        localities.remember(connection, hints, limit=self._fetch.bot_locality_hint_limit)
         for sync_call in spoken:
             sync_call.started = started
             sync_call.size()

@@ -63,8 +63,6 @@ def able_bots(columns: str, want: str, *, which: str, limit: str, among: str = "
     WHERE NOT {few} AND {REQUIREMENTS.of(bot="b", want=want)} LIMIT {limit})"""
 
 
-#: Bots that are added to a sample for one locality hint, and those that hold the hint looked at for them, latest first.
-WARM_LIMIT, MAX_WARM_READ = 16, 64
 #: Free bots that are looked at for one that nobody else has locked.
 MAX_BOTS_READ = 256
 
@@ -91,13 +89,14 @@ class FreeBot(NamedTuple):
     capacity: int
 
 
-_COLUMNS = "b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity"
+#: The columns of a `FreeBot`, of a row `b` of bots.
+COLUMNS = "b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity"
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
 AMONG = Statement(f"""
-SELECT {_COLUMNS} FROM unnest(CAST(:bot_ids AS bigint[])) AS drawn (id)
+SELECT {COLUMNS} FROM unnest(CAST(:bot_ids AS bigint[])) AS drawn (id)
 CROSS JOIN LATERAL {newest_version("bots", "id", "drawn.id")} b WHERE b.free
 """)
-ALL_FREE = Statement(f"SELECT {_COLUMNS} FROM bots b WHERE b.free AND b.cohort = ANY (CAST(:cohorts AS integer[]))")
+ALL_FREE = Statement(f"SELECT {COLUMNS} FROM bots b WHERE b.free AND b.cohort = ANY (CAST(:cohorts AS integer[]))")
 
 _WANT = """
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
@@ -111,39 +110,18 @@ ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
     SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY_FOR_ALL, limit=":look")}) n LIMIT :look
 )
-SELECT {_COLUMNS}
+SELECT {COLUMNS}
 FROM bots b CROSS JOIN w
 WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")} AND {_ROOMY_FOR_ALL}
 ORDER BY b.priority, b.id LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 SOME_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT})
-SELECT n.* FROM w CROSS JOIN LATERAL ({able_bots(_COLUMNS, "w", which=_ROOMY, limit=":count")}) n LIMIT :count
+SELECT n.* FROM w CROSS JOIN LATERAL ({able_bots(COLUMNS, "w", which=_ROOMY, limit=":count")}) n LIMIT :count
 """)
 IS_ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT})
 SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY_FOR_ALL, limit="1")}) n)
-""")
-
-# Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
-WARM = Statement(f"""
-SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
-FROM (
-    SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
-    FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:platforms AS integer[]),
-                CAST(:units AS integer[]), CAST(:counts AS integer[]), CAST(:hints AS text[]))
-        WITH ORDINALITY AS g (cohort, instance, platform, units, count, hint, nth)
-    OFFSET 0
-) w
-CROSS JOIN LATERAL (
-    SELECT b.*, near.seq
-    FROM (SELECT bot_id, seq FROM bot_localities WHERE hint = w.hint ORDER BY seq DESC LIMIT :look) near
-    CROSS JOIN LATERAL (
-        SELECT {_COLUMNS} FROM {newest_version("bots", "id", "near.bot_id")} b WHERE {can_take("b", "w")} OFFSET 0
-    ) b
-    ORDER BY near.seq DESC LIMIT w.count
-) s
-ORDER BY w.nth, s.seq DESC
 """)
 
 # Bots that keep units for the instance of the jobs. All units that such a bot keeps have to be free.
@@ -160,11 +138,6 @@ CROSS JOIN LATERAL (
         AND kept_units <= capacity - in_use OFFSET 0) b
 WHERE {can_take("b", "w")}
 ORDER BY w.nth, b.kept_units, b.id
-""")
-
-HINTED = Statement("""
-SELECT bot_id, hint FROM bot_localities
-WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS text[]))
 """)
 POOLS_OF = Statement(
     "SELECT id, pool FROM instances WHERE id = ANY (CAST(:instances AS integer[])) AND pool IS NOT NULL"
@@ -211,31 +184,6 @@ def _values(want: CandidateRequest) -> dict[str, int]:
     return {"units": want.units, "cohort": want.cohort, "instance": want.instance, "platform": want.platform}
 
 
-def warm(connection: Connection, wanted: Sequence[tuple[CandidateRequest, str]]) -> list[list[FreeBot]]:
-    """Read, for each of `wanted` and its locality hint, the bots that worked on the hint lately, without locks.
-
-    At most its count, the latest first; of bots that hold the hint only the latest `MAX_WARM_READ` are looked at.
-    """
-    if not wanted:
-        return []
-    rows = connection.execute(
-        WARM,
-        {
-            "cohorts": [want.cohort for want, _ in wanted],
-            "instances": [want.instance for want, _ in wanted],
-            "platforms": [want.platform for want, _ in wanted],
-            "units": [want.units for want, _ in wanted],
-            "counts": [want.count for want, _ in wanted],
-            "hints": [hint for _, hint in wanted],
-            "look": MAX_WARM_READ,
-        },
-    )
-    found: list[list[FreeBot]] = [[] for _ in wanted]
-    for nth, *bot in rows.all():
-        found[nth - 1].append(FreeBot._make(bot))
-    return found
-
-
 class KeepingBot(NamedTuple):
     """A bot that keeps so many units for an instance, all of which are free."""
 
@@ -259,14 +207,6 @@ def keeping(connection: Connection, wanted: Sequence[CandidateRequest]) -> list[
     for nth, *bot in rows.all():
         found[nth - 1].append(KeepingBot._make(bot))
     return found
-
-
-def hinted(connection: Connection, bot_ids: Sequence[int], hints: Sequence[str]) -> frozenset[tuple[int, str]]:
-    """Which of these bots have worked on which of these locality hints lately."""
-    if not bot_ids or not hints:
-        return frozenset()
-    rows = connection.execute(HINTED, {"bot_ids": list(bot_ids), "hints": list(hints)})
-    return frozenset((row.bot_id, row.hint) for row in rows)
 
 
 def pools_of(connection: Connection, instances: Collection[int]) -> dict[int, str]:

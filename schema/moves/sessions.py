@@ -538,28 +538,3 @@ def renew(
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
     parameters["below"] = below
     return {(row.id, int(row.epoch)) for row in connection.execute(RENEW_HELD, parameters)}
-
-
-# Locality hints: which bots worked on what lately, so that related jobs can find warm caches.
-
-
-REMEMBER_LOCALITIES = Statement("""
-INSERT INTO bot_localities AS l (bot_id, hint)
-SELECT bot_id, hint FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:hints AS text[])) AS h (bot_id, hint)
-ON CONFLICT (bot_id, hint) DO UPDATE SET seq = EXCLUDED.seq
-""")
-TRIM_LOCALITIES = Statement("""
-DELETE FROM bot_localities l WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.hint NOT IN (
-    SELECT r.hint FROM bot_localities r WHERE r.bot_id = l.bot_id ORDER BY r.seq DESC LIMIT :limit)
-""")
-
-
-def remember_localities(connection: Connection, hints: Sequence[tuple[int, str]], *, limit: int) -> None:
-    """Store that bots have succeeded with jobs of these hints, given as (bot id, hint). The caller has locked the bots.
-
-    limit: the most recent hints that are stored for each bot; 0 stores none.
-    """
-    if hints:
-        bot_ids, names = zip(*dict.fromkeys(hints), strict=True)
-        connection.execute(REMEMBER_LOCALITIES, {"bot_ids": list(bot_ids), "hints": list(names)})
-        connection.execute(TRIM_LOCALITIES, {"bot_ids": list(dict.fromkeys(bot_ids)), "limit": limit})

@@ -8,8 +8,9 @@ import pytest
 from assigner.placement.strategies.capacity import Capacity
 from assigner.placement.strategies.locality import Locality
 from assigner.placement.strategy import Policy, SamplingSettings
-from schema.fleet import candidates
-from schema.fleet.candidates import WARM_LIMIT, CandidateRequest
+from schema.fleet import localities
+from schema.fleet.candidates import CandidateRequest
+from schema.fleet.localities import WARM_LIMIT
 from tests.support.pool import Pool, bot, completed, job, placed, snapshot
 
 STRATEGY = Locality(Capacity(), "capacity")
@@ -108,7 +109,7 @@ def test_the_latest_of_many_warm_bots_are_added_and_no_more_than_a_few(pool: Poo
     pool.submit()
     row = pool.row("SELECT instance, platform FROM jobs")
     wanted = CandidateRequest(0, row.instance, row.platform, 1, WARM_LIMIT)
-    found, none = pool.database.run(lambda c: candidates.warm(c, [(wanted, "repo"), (wanted, "other")]))
+    found, none = pool.database.run(lambda c: localities.warm(c, [(wanted, "repo"), (wanted, "other")]))
     assert [each.name for each in found] == names[: -WARM_LIMIT - 1 : -1]
     assert none == []
 
