@@ -52,6 +52,9 @@ KEEP_KEYS_OF_CLIENTS = 3600.0
 #: The most graphs that are looked at for one that can be deleted: of each, nodes are read until one is kept.
 GRAPHS = 20
 
+#: A deletion that is refused for what a row has, for what refers to it, or because somebody holds what goes with it.
+REFUSALS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.LockNotAvailable)
+
 log = structlog.get_logger()
 
 
@@ -99,7 +102,7 @@ class Retention(Rounds):
         """
         try:
             return rows.run_once()
-        except (psycopg.DataError, psycopg.IntegrityError):
+        except REFUSALS:
             for _ in range(MOST_CALLS):
                 if not self._database.run(keep_days):
                     break
@@ -153,12 +156,13 @@ class OldRows:
     def run_singly(self, oldest: Oldest) -> bool:
         """Delete one job after the other as `run_once` does, and pass over those that cannot be deleted.
 
-        Such a job has something that the journal cannot take, or a row of somebody else's table refers to it.
+        Such a job has something that the journal cannot take, a row of somebody else's table refers to it, or somebody
+        holds a row that goes with it.
         """
         for _ in range(LEAST):
             try:
                 deleted = self._database.run(partial(self._delete, limit=1, since=self._since))
-            except (psycopg.DataError, psycopg.IntegrityError) as error:
+            except REFUSALS as error:
                 found = self._database.run(partial(oldest, since=self._since))
                 if found is None:
                     return False

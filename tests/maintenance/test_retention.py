@@ -1,6 +1,7 @@
 """Retention of finished jobs, round by round: without a pause while some are overdue, in batches that end in time."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,12 @@ from schema.diagnostics.doctor import run_checks
 from schema.moves import retention as retention_moves
 from schema.moves.submit import submit, submit_at_once
 from schema.postgres.connection import Connection
+from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.plans import watching
 from tests.support.pool import Pool
-from tests.support.race import cancel
+from tests.support.race import Race, cancel
 
 FINISHED = """
 INSERT INTO jobs (public_id, instance, queue, platform, cohort, units, priority, rank, state, finished_at, result_fence)
@@ -224,3 +226,20 @@ def test_a_job_that_cannot_be_deleted_keeps_no_other_one_and_is_told(pool: Pool)
     assert {row.public_id for row in pool.rows("SELECT public_id FROM jobs")} == {first, unusable}
     told = [(line["job"], line["error"]) for line in logs]
     assert told == [(first, "ForeignKeyViolation"), (unusable, "InvalidParameterValue")]
+
+
+@pytest.mark.conflicts
+def test_a_job_of_which_somebody_holds_a_row_keeps_no_other_one(pool: Pool, race: Race) -> None:
+    held, *others = pool.submit(3)
+    cancel(pool, held, *others)
+    settings = DatabaseSettings(lock_timeout=0.05)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        retention = Pool(database, pool.timing, pool.chance).retention(keep_cancelled=0)
+        with race.first() as stranger, capture_logs() as logs:
+            stranger.connection.execute_sql("SELECT FROM job_payloads ORDER BY job_id LIMIT 1 FOR UPDATE")
+            retention.run_once()
+        assert [row.public_id for row in pool.rows("SELECT public_id FROM jobs")] == [held]
+        assert [(line["job"], line["error"]) for line in logs] == [(held, "LockNotAvailable")]
+    race.forget_errors()
+    pool.retention(keep_cancelled=0).run_once()
+    assert pool.rows("SELECT FROM jobs") == []
