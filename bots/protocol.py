@@ -312,7 +312,11 @@ class Sync(Message):
         "fills all of it, unless constrained jobs wait that an assigner could place on the bot",
     )
     wait: float = Field(
-        default=0.0, ge=0, le=60, description="seconds for which the server may hold an answer without news"
+        default=0.0,
+        ge=0,
+        le=60,
+        description="seconds for which the server may hold the answer while it has no news for the bot, if all leases "
+        "are listed and active. A later call of the session ends that",
     )
 
     # One validator for the whole list: a Python call for each report would make the validation of a large sync slower.

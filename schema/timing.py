@@ -22,8 +22,8 @@ DEAD_AFTER = 60.0
 class Timing(BaseModel):
     """Times in seconds, with defaults for production. Every process of a pool must have the same values.
 
-    sync: how often a bot that runs jobs calls. Doubling it halves the calls and doubles the time until a
-        cancellation reaches the bot.
+    sync: after how long a bot that runs jobs calls again without news, at most a sixth of `ttl`. The gateway holds its
+        calls meanwhile, so that news reaches it at once. Doubling it halves the calls of bots with long jobs.
     ttl: how long a session lives without a call. Doubling it lets bots survive longer outages and doubles
         the time until a lost bot's jobs run elsewhere.
     reap: how often upkeep looks for expired sessions and overdue leases.

@@ -410,7 +410,7 @@ class Agent:
             if settings.auto_capacity:
                 sizing = Sizing(task_memory_mib=settings.task_memory_mib, most=settings.max_parallel)
             capacity = settings.capacity if sizing is None else sizing.units()
-            tuning = SessionSettings(settings.margin, settings.output_interval, capacity, sizing)
+            tuning = SessionSettings(settings.margin, settings.output_interval, sizing)
             try:
                 opened = self._open(place.workplace, capacity)
             except SessionOver as over:

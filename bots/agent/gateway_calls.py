@@ -34,6 +34,12 @@ class GatewayCaller:
         self.unanswered = 0
         #: When the last request was sent that was answered, on the agent's monotonic clock.
         self.sent_at = clock.monotonic()
+        self._abandoned: _Attempt | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the last call that `check` has stopped still waits for its answer, which nobody will read."""
+        return self._abandoned is not None and not self._abandoned.done.is_set()
 
     def call(
         self,
@@ -55,7 +61,11 @@ class GatewayCaller:
             sent_at = clock.monotonic()
             attempt = _Attempt(self._transport, path, body, held=held, waker=self._waker)
             meanwhile()
-            self._until(attempt.done, check, None)
+            try:
+                self._until(attempt.done, check, None)
+            except BaseException:
+                self._abandoned = attempt
+                raise
             if attempt.answer is not None:
                 self.unanswered, self.sent_at = 0, sent_at
                 return attempt.answer

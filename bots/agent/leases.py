@@ -135,10 +135,9 @@ class AgentLeases:
         return len(self._held)
 
     @property
-    def units(self) -> int:
-        """The units of the leases whose attempts have not ended, as far as `begin` has started them."""
-        runs = (held.run for held in self._held.values() if held.outcome is None)
-        return sum(run.assignment.units for run in runs if run is not None)
+    def all_run(self) -> bool:
+        """True if each lease has started and not ended."""
+        return all(held.state == "active" for held in self._held.values())
 
     @property
     def empty(self) -> bool:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, assert_never
 
 import structlog
@@ -79,7 +80,10 @@ class OutputStreamer:
 
 #: Seconds for which the gateway may hold an idle call: less than the 60 s that proxies commonly wait for an answer.
 LONG_POLL = 50.0
-#: An empty answer to an idle call within fewer seconds means that the gateway does not hold calls.
+#: The part of the session's life for which it may hold the call of a bot that runs jobs, up to `timing.sync`. A call
+#: without an answer is given up after a quarter of that life, so that another one is answered in time.
+HELD_WHILE_BUSY = 1 / 6
+#: An answer without news within fewer seconds means that the gateway does not hold calls.
 AT_ONCE = 1.0
 #: Seconds for which a report of started commands waits for others that are still starting.
 START_TOGETHER = 0.02
@@ -87,9 +91,9 @@ START_TOGETHER = 0.02
 ENOUGH = 64
 #: Seconds for which the same waits at a bot that holds leases in advance.
 AHEAD_TOGETHER = 0.1
-#: Seconds after an answer with new leases in which a bot that has room calls again; doubled with each answer without.
-#: What is submitted together is granted in several transactions, and the bot may be told of the first ones alone.
-LOOK_FIRST = 0.1
+#: Seconds without news after which a bot that runs jobs makes a call that may be held, if the last one was not. A bot
+#: of short jobs has other news by then. Doubled with each such call that the gateway does not hold.
+QUIET = 0.1
 #: Seconds allowed for the last call of a session.
 FAREWELL = 5.0
 #: Seconds allowed for each step of leaving at once.
@@ -116,7 +120,7 @@ class SessionOver(Exception):
 
 
 class _CutShort(Exception):
-    """The agent stops waiting for a held call, because it drains."""
+    """The agent stops waiting for a held call, because it drains or has news."""
 
 
 @dataclass
@@ -133,13 +137,11 @@ class AgentCommands:
 class SessionSettings:
     """Settings of one session; see AgentSettings. Times are in seconds.
 
-    margin: None = a tenth of the session's life. capacity: units that run at once when the session is opened. sizing:
-    computes the capacity; None = it stays as it was opened.
+    margin: None = a tenth of the session's life. sizing: computes the capacity; None = it stays as it was opened.
     """
 
     margin: float | None
     output_interval: float
-    capacity: int
     sizing: Sizing | None = None
 
 
@@ -167,16 +169,15 @@ class AgentSession:
         self._seq = 0
         self._drained = False
         self._last_status: str = ""
-        self._idle_answers = 0
+        #: How many of the last calls might have been held, and were answered at once without news.
+        self._unheld = 0
         #: The units that the server knows beyond those that run at once.
         self._ahead = 0
         #: How many ends of these are reported at once.
         self._together = 0
         self._told_capacity = 0
         self._in_doubt = False
-        self._sync_in = self._look_in = session.sync_in
-        #: The units of work that may run at once.
-        self._units = tuning.capacity
+        self._sync_in = session.sync_in
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
         self.silent = False
@@ -218,15 +219,16 @@ class AgentSession:
     def _sync(self) -> float:
         """Make one sync and apply its answer; return when it was sent."""
         self._seq += 1
-        idle = self._leases.empty and not self._draining
-        held = LONG_POLL if idle and not self._in_doubt else 0.0
+        idle, wait = self._leases.empty, self._wait()
         self._last_status = "draining" if self._draining or self._drained else "ok"
-        sync = self._message(self._last_status, wait=held)
+        sync = self._message(self._last_status, wait=wait)
         sent_at = clock.monotonic()
-        if held:
+        if wait and idle:
             self._heartbeat.rest()
+        self._leases.watch(wait > 0)
         try:
-            answer = self._post(sync, check=lambda: self._check(cut_short=held > 0))
+            # The deadline of a bot that runs jobs goes on. So its call is given up as early as one that is not held.
+            answer = self._post(sync, check=partial(self._check, cut_short=wait > 0), held=wait if idle else 0.0)
         except _CutShort:
             return sent_at
         except Unanswered:
@@ -240,12 +242,11 @@ class AgentSession:
         if not self._beat(sent_at, answer.expires_in):
             raise SessionOver(SessionEnd.EXPIRED, "the answer came after the session's end")
         waited = clock.monotonic() - sent_at
-        self._idle_answers = self._idle_answers + 1 if held and not answer.leases and waited < AT_ONCE else 0
         self._drained, self._sync_in = answer.drain, answer.sync_in
         accept = not (self._draining or answer.drain)
         agreed = answer.unlisted == sync.get("unlisted", 0)
         has_new = self._leases.settle(answer.leases, accept=accept, keep_unlisted=agreed)
-        self._look_in = LOOK_FIRST if has_new else min(2 * self._look_in, self._sync_in)
+        self._unheld = self._unheld + 1 if not has_new and waited < min(AT_ONCE, wait / 2) else 0
         if not accept:
             self._leases.give_back(NO_NEW_WORK)
         return sent_at
@@ -267,13 +268,13 @@ class AgentSession:
                 return
             due = sent_at + self._sync_in
             if self._leases.empty:
-                due = sent_at + self._idle_delay()
+                due = sent_at + self._quiet()
             elif (news := self._leases.news(brief=self._is_brief)).changed:
                 together = together or now + (AHEAD_TOGETHER if self._ahead else START_TOGETHER)
                 few = news.reported < enough
                 due = min(due, together) if few and news.starting else now
-            elif self._look_in < self._sync_in and not self._draining and self._leases.units < self._units:
-                due = min(due, sent_at + self._look_in)
+            elif self._wait() > 0:
+                due = min(due, sent_at + self._quiet())
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
             if now >= due:
@@ -281,11 +282,27 @@ class AgentSession:
             self._leases.begin()
             clock.wait(self._commands.waker, due - now)
 
-    def _idle_delay(self) -> float:
-        """Return the seconds between idle calls: 0, unless the gateway answers at once instead of holding them."""
-        if self._draining or self._idle_answers < 2:
+    def _wait(self) -> float:
+        """Return the seconds for which the gateway may hold the next call.
+
+        The calls of a bot that runs jobs are held if it has no news but of starts, and reports all of its leases. At
+        most one that it does not wait for any more is still held.
+        """
+        if self._draining or self._in_doubt:
             return 0.0
-        return min(self._sync_in, 0.05 * 2.0 ** min(self._idle_answers, 10))
+        if self._leases.empty:
+            return LONG_POLL
+        if self._caller.is_waiting or not self._leases.all_run:
+            return 0.0
+        if self._is_brief and self._leases.news().changed:
+            return 0.0
+        return min(LONG_POLL, self._sync_in, self._session.expires_in * HELD_WHILE_BUSY)
+
+    def _quiet(self) -> float:
+        """Return the seconds between two calls that may be held, if the gateway does not hold them."""
+        if self._draining or (self._leases.empty and self._unheld < 2):
+            return 0.0
+        return min(self._sync_in, QUIET * 2.0 ** min(self._unheld, 10))
 
     def _check(self, *, cut_short: bool = False) -> None:
         if self._commands.at_once:
@@ -295,12 +312,13 @@ class AgentSession:
         until = self._commands.drain_until
         if until is not None and clock.monotonic() > until + self._grace + STUCK_AFTER + FAREWELL:
             raise SessionOver(SessionEnd.LEFT, "the gateway does not answer, and the time to drain is over")
-        if cut_short and self._draining:
+        if cut_short and (self._draining or self._leases.news().changed):
             raise _CutShort
 
-    def _post(self, sync: Record, *, check: Callable[[], None]) -> SyncAnswer:
+    def _post(self, sync: Record, *, check: Callable[[], None], held: float = 0.0) -> SyncAnswer:
+        """Make the call and return its answer. Raises SessionOver. held: as of `GatewayCaller.call`."""
         try:
-            return SyncAnswer.model_validate(self._told(sync, check))
+            return SyncAnswer.model_validate(self._told(sync, check, held))
         except ValidationError:
             raise SessionOver(SessionEnd.REFUSED, "the gateway's answer to a sync cannot be understood") from None
         except Conflict as conflict:
@@ -311,9 +329,8 @@ class AgentSession:
         except LeaseholdError as refused:
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
-    def _told(self, sync: Record, check: Callable[[], None]) -> Record:
+    def _told(self, sync: Record, check: Callable[[], None], held: float) -> Record:
         """Make the call; once more without the last progress if the gateway is older than that."""
-        held = sync.get("wait", 0.0)
 
         def call(sync: Record) -> Record:
             return self._caller.call("/v1/sync", to_json(sync), check=check, held=held, meanwhile=self._leases.begin)
@@ -359,7 +376,6 @@ class AgentSession:
         """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""
         sizing, launcher = self._tuning.sizing, self._launcher
         capacity = None if sizing is None else sizing.units()
-        self._units = capacity or self._units
         if not isinstance(launcher, TaskLauncher):
             return capacity
         if capacity is not None:

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bots.gateway import middleware, problems, routes
-from bots.gateway.long_poll import HeldSessions, LongPolls
+from bots.gateway.held_calls import HeldSessions, NewestCalls
+from bots.gateway.long_poll import LongPolls
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.gateway.middleware import (
     ANYONE,
@@ -226,6 +227,7 @@ def build(
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.read, app.state.standby = partial(pools.callers.run, on=standby), standby
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
+    app.state.newest_calls = NewestCalls()
     app.state.batches = Batcher[Call, bytes | HeldCall](
         sync_service.answer, pools.bots, observe=counted.batches.observe
     )

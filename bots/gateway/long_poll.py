@@ -4,16 +4,12 @@ News arrives in two ways. A wake-up brings it within milliseconds, but may be lo
 it for all waiting calls at once, and comes more rarely if it is long, as with 10,000 of them. A wake-up without keys
 says only that something changed. The gateway then makes that query at once: of 10,000 waiting calls, only those with
 news are answered.
-
-A bot whose call is held cannot sync. `HeldSessions` therefore looks for the news of such bots and renews their
-sessions for as long as the bots are connected. Each takes one statement for many bots.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Self
 
@@ -23,14 +19,9 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.workers import WorkerPool
 from schema import clock
-from schema.moves.sessions import HELD_RENEWED_BELOW, renew
 from schema.postgres.connection import Connection
-from schema.postgres.engine import Database
-from schema.postgres.fragments import newest_leases
 from schema.postgres.notify import Wakeups
-from schema.postgres.statements import Statement
 
 #: Reads facts by key. A fact of None is always news; a key without a fact has none.
 FactReader = Callable[[Connection, Sequence[str]], Mapping[str, Any]]
@@ -92,7 +83,10 @@ class HangUp:
 
 
 class LongPoll:
-    """One long poll, for the duration of its `async with` block. `gone` is True once the client has hung up."""
+    """One long poll, for the duration of its `async with` block.
+
+    gone: the client has hung up. replaced: a later call of its session has come, so that nobody waits for this one.
+    """
 
     def __init__(self, topic: "PollTopic", hang_up: HangUp | None, *, since: int | None = None) -> None:
         self._topic, self._hang_up = topic, hang_up
@@ -102,7 +96,7 @@ class LongPoll:
         self._is_over = False
         self._waiting: asyncio.Future[None] | None = None
         self.keys: dict[str, News] = {}
-        self.gone = False
+        self.gone = self.replaced = False
 
     async def __aenter__(self) -> Self:
         if self._hang_up is not None:
@@ -134,6 +128,11 @@ class LongPoll:
     def notice(self, key: str) -> None:
         """Wake this poll, because `key` has or may have news."""
         self._noticed.add(key)
+        self.end()
+
+    def replace(self) -> None:
+        """Make the wait return at once, because a later call of the session has come."""
+        self.replaced = True
         self.end()
 
     def end(self) -> None:
@@ -340,147 +339,3 @@ def _entered(wakeups: Wakeups, topic: str) -> AbstractContextManager[None]:
     held = wakeups.idle(topic)
     held.__enter__()
     return held
-
-
-# Held calls of bots: their news, and the renewal of their sessions
-
-
-#: Rounds of renewals in the life of a session. A renewal skips a bot whose row is locked, so there must be several.
-ROUNDS = 6
-#: The most sessions renewed in one transaction.
-CHUNK = 2000
-
-# News for bots whose calls are held: a lease that the bot does not know, a stop, a drain, or the end of its session.
-# Nearly all such bots hold no lease; `held > 0` spares reading their leases. The query finds late sessions too: those
-# that should have been renewed, because less than `:late` seconds of them are left. `:draining`: the bots among `:ids`
-# that know that they drain. `NOT IN` is a hash table in every plan. A join would be one only by the planner's guess of
-# how many bots there are.
-BOT_NEWS = Statement(f"""
-SELECT id, epoch, draining, lively, is_late FROM (
-    SELECT id, epoch, draining, status = 'gone' OR (held > 0 AND EXISTS (
-        SELECT FROM {newest_leases("n.id", "n.held", columns="state")} l
-        WHERE state IN ('pending', 'cancelling'))) AS lively,
-        coalesce(expires_at < now() + make_interval(secs => :late), false) AS is_late
-    FROM bots n WHERE id = ANY (CAST(:ids AS bigint[])) OFFSET 0
-) b
-WHERE lively OR is_late OR draining = (id NOT IN (SELECT unnest(CAST(:draining AS bigint[]))))
-    OR (id, epoch) NOT IN (SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])))
-""")
-
-
-@dataclass(frozen=True)
-class BotNews:
-    """The query's result for one bot. `news`: its session is over, or a lease must start or stop."""
-
-    epoch: int
-    draining: bool
-    news: bool
-
-
-@dataclass(eq=False, slots=True)
-class KnownState:
-    """What the bot of a held call knows, and its session.
-
-    expires: a monotonic time up to which the session surely lasts.
-    """
-
-    bot_id: int
-    epoch: int
-    draining: bool
-    expires: float = 0.0
-
-    def news(self, fact: BotNews) -> bool:
-        """Return True if `fact` is news for the bot."""
-        return fact.news or fact.epoch != self.epoch or fact.draining != self.draining
-
-
-class HeldSessions:
-    """The bots whose calls are held. Only the event loop's thread may use it, except for `read_facts`.
-
-    below: their sessions are renewed when less than this part of `ttl` seconds is left.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        workers: WorkerPool,
-        *,
-        ttl: float,
-        metrics: GatewayMetrics,
-        below: float = HELD_RENEWED_BELOW,
-    ) -> None:
-        self._database, self._worker_pool, self._metrics = database, workers, metrics
-        self._ttl, self._below = ttl, below
-        self._held: dict[KnownState, None] = {}
-        self._watcher: asyncio.Task[None] | None = None
-
-    @contextmanager
-    def renewing(self, told: KnownState) -> Iterator[None]:
-        """Keep this bot's session alive until the `with` block ends."""
-        self._held[told] = None
-        if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._keep())
-        try:
-            yield
-        finally:
-            del self._held[told]
-
-    def read_facts(self, connection: Connection, _: Sequence[str]) -> Mapping[str, BotNews]:
-        """Read possible news for the bots whose calls are held.
-
-        A session that is late counts as due from now on: a failover may have lost its renewal.
-        """
-        held = list(self._held)
-        ends = [told.expires for told in held]
-        # Of two calls of one bot the first knows less.
-        known = {told.bot_id: told for told in reversed(held)}
-        parameters = {
-            "ids": _array(known),
-            "epochs": _array(told.epoch for told in known.values()),
-            "draining": _array(told.bot_id for told in known.values() if told.draining),
-            "late": self._ttl * (self._below - 1 / ROUNDS),
-        }
-        rows = connection.execute(BOT_NEWS, parameters).all()
-        late = {row.id for row in rows if row.is_late}
-        for told, end in zip(held, ends, strict=True):
-            if told.bot_id in late and told.expires == end:  # not renewed meanwhile
-                told.expires = 0.0
-        return {str(row.id): BotNews(row.epoch, row.draining, row.lively) for row in rows}
-
-    def close(self) -> None:
-        """Stop renewing sessions."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    def lasts(self, told: KnownState) -> bool:
-        """Return whether this session surely lasts until its bot has called again."""
-        return told.expires - clock.monotonic() > self._ttl / ROUNDS
-
-    async def _keep(self) -> None:
-        while self._held:
-            await asyncio.sleep(self._ttl / ROUNDS)
-            soon = clock.monotonic() + self._ttl * self._below
-            due = [told for told in self._held if told.expires < soon]
-            try:
-                for start in range(0, len(due), CHUNK):
-                    await self._renew(due[start : start + CHUNK])
-            except Exception as error:
-                _log.warning("sessions of waiting bots could not be renewed", kind=type(error).__name__)
-
-    async def _renew(self, due: Sequence[KnownState]) -> None:
-        sessions = {(told.bot_id, told.epoch) for told in due}
-
-        def work(connection: Connection) -> set[tuple[int, int]]:
-            return renew(connection, sessions, ttl=self._ttl, below=self._below)
-
-        asked_at = clock.monotonic()
-        renewed = await self._worker_pool.run_unbounded(lambda: self._database.run(work, urgent=True))
-        self._metrics.renewals.inc(len(renewed))
-        for told in due:
-            if (told.bot_id, told.epoch) in renewed:
-                told.expires = asked_at + self._ttl
-
-
-def _array(numbers: Iterable[int]) -> str:
-    """Write an array literal of PostgreSQL: for 10,000 numbers it is far cheaper than a list of parameters."""
-    return "{" + ",".join(map(str, numbers)) + "}"

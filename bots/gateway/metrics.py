@@ -62,7 +62,7 @@ class GatewayMetrics:
         )
         self.syncs = counter(
             "leasehold_syncs",
-            "Sync calls that the gateway has answered, at once or after a wait, or whose bot hung up.",
+            "Sync calls that were answered at once or after a wait, or whose bots hung up or made a later call.",
             ["outcome"],
         )
         self.batches = histogram(

@@ -7,7 +7,8 @@ from starlette.datastructures import State
 from starlette.responses import Response
 
 from bots.gateway import problems
-from bots.gateway.long_poll import HeldSessions, KnownState
+from bots.gateway.held_calls import HeldSessions, KnownState, NewestCalls
+from bots.gateway.long_poll import LongPoll
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.middleware import KINDS, MAX_BODY, bypass_framework
 from bots.gateway.workers import SessionOpener
@@ -70,26 +71,15 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
     """Take a bot's report and return the leases it should have; may hold an answer without news."""
     caller.check_bot(body.bot)
     state = request.app.state
-    asked = NewCall(body, clock.monotonic())
-    if body.wait == 0 or body.leases:
+    asked, session = NewCall(body, clock.monotonic()), (body.bot, body.secret)
+    newest_calls: NewestCalls = state.newest_calls
+    if body.wait == 0:
+        newest_calls.came(session, body.seq)
         return _synced(state.metrics, await _answered(state, asked), "at_once")
-    held_sessions: HeldSessions = state.held_sessions
-    topic = state.polls.topic("bots", held_sessions.read_facts, run=state.bots.run)
+    topic = state.polls.topic("bots", state.held_sessions.read_facts, run=state.bots.run)
     async with topic.watch(request.state.hang_up) as watch:
-        answer = await state.batches.answer(asked, bot=body.bot)
-        if isinstance(answer, bytes):
-            return _synced(state.metrics, answer, "at_once")
-        told = KnownState(answer.bot_id, answer.epoch, answer.drain, answer.expires)
-        watch.add(str(answer.bot_id), told.news)
-        seconds = _aligned_wait(min(body.wait, state.max_wait), now=clock.monotonic())
-        with held_sessions.renewing(told):
-            noticed = await watch.wait(seconds)
-        if watch.gone:
-            return _synced(state.metrics, b"", "hung_up")
-        if not noticed and seconds > LONG and held_sessions.lasts(told):
-            unchanged = state.sync_service.unchanged(answer, drain=told.draining, expires=told.expires)
-            return _synced(state.metrics, unchanged, "after_wait")
-        return _synced(state.metrics, await _answered(state, answer), "after_wait")
+        with newest_calls.holding(session, body.seq, watch):
+            return await _held(state, asked, watch)
 
 
 @router.post(
@@ -122,6 +112,25 @@ async def inputs(request: Request, body: Annotated[AskInputs, _Read], caller: Ca
 def _aligned_wait(seconds: float, *, now: float) -> float:
     """Shorten a long wait to end at a multiple of WAIT_ALIGNMENT, so that waits end together."""
     return seconds - (now + seconds) % WAIT_ALIGNMENT if seconds > LONG else seconds
+
+
+async def _held(state: State, asked: NewCall, watch: LongPoll) -> Response:
+    """Answer a call, but hold the answer for as long as the bot is willing to wait if there is no news."""
+    answer = await state.batches.answer(asked, bot=asked.sync.bot)
+    if isinstance(answer, bytes):
+        return _synced(state.metrics, answer, "at_once")
+    held_sessions: HeldSessions = state.held_sessions
+    told = KnownState(answer.bot_id, answer.epoch, answer.drain, answer.expires)
+    watch.add(str(answer.bot_id), told.news)
+    seconds = _aligned_wait(min(asked.sync.wait, state.max_wait), now=clock.monotonic())
+    with held_sessions.renewing(told):
+        noticed = await watch.wait(seconds)
+    if watch.gone:
+        return _synced(state.metrics, b"", "hung_up")
+    if watch.replaced or (not noticed and held_sessions.lasts(told)):
+        unchanged = state.sync_service.unchanged(answer, drain=told.draining, expires=told.expires)
+        return _synced(state.metrics, unchanged, "replaced" if watch.replaced else "after_wait")
+    return _synced(state.metrics, await _answered(state, answer), "after_wait")
 
 
 async def _answered(state: State, call: Call) -> bytes:

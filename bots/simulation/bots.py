@@ -1,9 +1,9 @@
 """Bots that call as agents do, at virtual times, and whose jobs end when the simulation says.
 
-An idle agent has a call held until there is news for it. A busy one calls in its period, at once when a job has begun
-or ended, and hears of news at its next call. The calls that would bring no news, or be held, are left out: what
-changes a bot's leases wakes it by its id, so the call that would have brought the news is known. So are the calls that
-would only renew a session: those of living bots do not expire, and a bot that is lost gets its time to live then.
+An agent has a call held until there is news for it, and makes another one when a job has begun or ended. The calls
+that would bring no news, or be held, are left out: what changes a bot's leases wakes it by its id, so the call that
+would have brought the news is known. So are the calls that would only renew a session: those of living bots do not
+expire, and a bot that is lost gets its time to live then.
 """
 
 import heapq
@@ -87,7 +87,6 @@ class SimulatedBot:
     bot_id: int = 0
     seq: int = 0
     held_call: HeldCall | None = None
-    called_at: float = 0.0
     call_at: float = 0.0
     status: str = "ok"
     held: dict[str, Held] = field(default_factory=dict)
@@ -232,14 +231,8 @@ class SimulatedBots:
 
     def _hear(self, named: Iterator[SimulatedBot], now: float) -> None:
         for bot in named:
-            if not bot.lives:
-                continue
-            if bot.held_call is not None or not bot.held:
+            if bot.lives:
                 self._call(bot, now)
-            else:
-                period = self._timing.sync
-                passed = max(1, -(-(now - bot.called_at) // period))
-                self._call(bot, min(bot.call_at, max(now, bot.called_at + passed * period)))
 
     def _due(self, now: float) -> list[SimulatedBot]:
         """The bots whose calls are due, in an order that no dictionary decides."""
@@ -260,7 +253,6 @@ class SimulatedBots:
             calls.append(bot.held_call or NewCall(bot.message(self._timing.sync), now))
             bot.held_call = None
         for bot, answer in zip(due, self._service.settle(calls), strict=True):
-            bot.called_at = now
             if isinstance(answer, Conflict) and answer.code in OVER:
                 self._end(bot)
                 self.open(bot.opening)

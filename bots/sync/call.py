@@ -128,7 +128,7 @@ class NewCall:
     """A new call. `began`: the monotonic time at which it came.
 
     of_worker: the bot is a worker of another protocol. It numbers no calls, so each gets the number after the last one.
-        Its call may be held while it runs jobs, if nothing has changed for them.
+        Its call is answered at once if it reports the start of a job.
     """
 
     sync: Sync
@@ -142,7 +142,8 @@ class HeldCall:
     is willing to wait; the session has to be renewed meanwhile.
 
     drain: whether an operator asked the bot to drain when the call was settled. A bot that says `ok` or `draining`
-        knows that. expires: a monotonic time up to which the session surely lasts.
+        knows that. expires: a monotonic time up to which the session surely lasts. leases: those of the bot, which
+        runs all of them.
     """
 
     bot: str
@@ -152,6 +153,7 @@ class HeldCall:
     drain: bool
     began: float
     expires: float
+    leases: Sequence[Row | FetchedLease]
 
 
 Call = NewCall | HeldCall
@@ -263,14 +265,14 @@ class SyncCall:
         )
 
     @property
-    def changes_nothing(self) -> bool:
-        """Return whether the bot runs just the leases that it lists as active, and did so before this call."""
-        sync = self.sync
-        if sync is None or self.outcome.started:
+    def runs_its_leases(self) -> bool:
+        """Return whether the bot lists all leases that it should have, and runs all that it lists."""
+        call = self.call
+        if not isinstance(call, NewCall) or call.sync.unlisted:
             return False
-        listed = {(report.job, report.fence) for report in sync.leases if report.state == "active"}
+        listed = {(report.job, report.fence) for report in call.sync.leases if report.state == "active"}
         due = {(lease.public_id, lease.fence) for lease in self.due if lease.state == LeaseState.ACTIVE}
-        return listed == due and len(due) == len(self.due) == len(sync.leases)
+        return listed == due and len(due) == len(self.due) == len(call.sync.leases)
 
     @property
     def constrained_first(self) -> bool:

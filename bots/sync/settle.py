@@ -157,12 +157,12 @@ class SyncService:
     def unchanged(self, call: HeldCall, *, drain: bool, expires: float) -> bytes:
         """Return the answer to a call that was held and brought no news, without asking the database.
 
-        This halves what a bot without work costs. Whatever the call should have told, the bot's next one does.
+        This halves what a bot without news costs. Whatever the call should have told, the bot's next one does.
         expires: a monotonic time up to which the session surely lasts. The answer says how long that is from the
         sending of the call.
         """
         expires_in = max(0.0, expires - call.began)
-        due = Due([], seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
+        due = Due(call.leases, seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
         return answer_message(due)
 
     def output(self, report: OutputReport) -> int:
@@ -402,14 +402,15 @@ def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
 
 def _may_be_held(sync_call: SyncCall, call: NewCall) -> bool:
     """Return whether there is no news for the bot of this call."""
+    if not sync_call.runs_its_leases:
+        return False
     if call.of_worker:
-        return sync_call.changes_nothing
-    has_leases = call.sync.leases or call.sync.unlisted or sync_call.due
+        return not sync_call.outcome.started
     # A bot says `draining` because it was asked to drain. If it is not any more, this is news as the drain was.
     knows = {BotStatus.OK.value: False, BotStatus.DRAINING.value: True}.get(call.sync.status, sync_call.bot.draining)
-    return not has_leases and knows == sync_call.bot.draining
+    return knows == sync_call.bot.draining
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:
     bot, expires = sync_call.bot, call.began + sync_call.before + sync_call.remaining
-    return HeldCall(bot.name, bot.id, bot.epoch, call.sync.seq, bot.draining, call.began, expires)
+    return HeldCall(bot.name, bot.id, bot.epoch, call.sync.seq, bot.draining, call.began, expires, sync_call.due)

@@ -145,6 +145,23 @@ def test_tasks_that_are_deferred_one_by_one_start_at_once_beside_idle_processes(
     assert max(delays) < 1.5, delays
 
 
+@pytest.mark.parametrize("timing", [Timing(sync=200, ttl=600)])
+def test_a_bot_that_runs_tasks_is_told_at_once_of_more_work_and_of_a_cancellation(
+    served: Served, timing: Timing, chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working(served, timing, chance, tmp_path, capacity=2) as works:
+        monkeypatch.setitem(vars(task_app.pool), "_client", works.client)
+        holding = []
+        for name in ("first", "second"):
+            # The bot has room, then none: its call is held in both cases.
+            holding.append(task_app.hold.defer(works.file(name)))
+            works.pid(name)
+            eventually(lambda: served.waits("bots") == 1)
+        for job in holding:
+            job.cancel()
+            assert works.show(job)["state"] == "cancelled"
+
+
 def test_every_attempt_finds_an_empty_directory_and_no_result_of_another(works: Works) -> None:
     jobs = task_app.litter.batch([("",), ("1",), ("orphan",)] * 4)
     assert [job.result(MINUTE) for job in jobs] == [["tmp"]] * 12

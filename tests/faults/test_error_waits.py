@@ -15,7 +15,8 @@ from leasehold.transport import Answer, Transport
 from structlog.testing import capture_logs
 
 from bots.agent.gateway_calls import GatewayCaller
-from bots.gateway.long_poll import HeldSessions, KnownState, LongPolls
+from bots.gateway.held_calls import HeldSessions, KnownState
+from bots.gateway.long_poll import LongPolls
 from bots.gateway.metrics import GatewayMetrics
 from schema import clock
 from schema.postgres.notify import RECONNECT_LAST, Wakeups
@@ -53,7 +54,7 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
         await really(0)
 
-    monkeypatch.setattr("bots.gateway.long_poll.asyncio.sleep", sleep)
+    monkeypatch.setattr("bots.gateway.held_calls.asyncio.sleep", sleep)
     return found
 
 

@@ -11,7 +11,7 @@ from leasehold.states import JobState
 
 from assigner.maintenance import needs, upkeep
 from assigner.queries import jobs as job_queries
-from bots.gateway import long_poll
+from bots.gateway import held_calls
 from bots.sync.leases import DUE_LEASES, HELD_LEASES
 from schema import checkpoints, clock, outputs
 from schema.diagnostics import invariants, tracing
@@ -152,7 +152,7 @@ ACTS: dict[str, Act] = {
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),
     "look for news": lambda known, c: c.execute(
-        long_poll.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [], "late": 1.0}
+        held_calls.BOT_NEWS, {"ids": [bot for _, _, bot, _ in known.held], "epochs": [1], "draining": [], "late": 1.0}
     ).all(),
     "renew": lambda known, c: renew(c, [each[2:4] for each in known.held], ttl=1e9),
     "overdue leases": lambda _, c: c.execute(upkeep.OVERDUE, {"limit": BATCH, "since": upkeep.EVER}).all(),

@@ -271,7 +271,7 @@ def test_two_calls_of_one_bot_are_not_settled_together(pool: Pool) -> None:
     before = tables(pool)
     with pytest.raises(ValueError, match="two calls of one bot"):
         bots[0].sync_service.answer(new_calls(first, bots[1].message(completed(works[1])), second))
-    waiting = HeldCall(first.bot, 1, first.epoch, first.seq, False, 0.0, 0.0)
+    waiting = HeldCall(first.bot, 1, first.epoch, first.seq, False, 0.0, 0.0, [])
     with pytest.raises(ValueError, match="two calls of one bot"):
         bots[0].sync_service.answer([waiting, NewCall(second, clock.monotonic())])
     assert tables(pool) == before

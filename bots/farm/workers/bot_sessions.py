@@ -4,6 +4,7 @@ No door remembers a session: its name has all that is needed, so a worker goes o
 held. Workers such as buildbox-worker end at every error but UNAVAILABLE, so that is what they get for whatever passes.
 """
 
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
 from bots.farm.workers import leases
 from bots.farm.workers.leases import SessionName
 from bots.farm.workers.payloads import Payloads
-from bots.gateway.long_poll import HeldSessions, KnownState, LongPoll, LongPolls
+from bots.gateway.held_calls import HeldSessions, KnownState, NewestCalls
+from bots.gateway.long_poll import LongPoll, LongPolls
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import Batcher, SessionOpener, WorkerPool
 from bots.protocol import Sync
@@ -69,13 +71,12 @@ class BotSessions:
         self._payloads = Payloads(upstream, bots)
         self._batches = Batcher[Call, Due | HeldCall](sync_service.settle, bots)
         self._topic = polls.topic("bots", self._held_sessions.read_facts, run=bots.run)
-        #: The newest call of each session, by the session's name.
-        self._newest: dict[str, LongPoll] = {}
+        self._newest_calls, self._numbers = NewestCalls(), itertools.count()
 
     @property
     def held(self) -> int:
         """How many calls of workers are here at the moment."""
-        return len(self._newest)
+        return len(self._newest_calls)
 
     def close(self) -> None:
         """Renew no sessions any more."""
@@ -120,18 +121,12 @@ class BotSessions:
             wait=MOST_HELD if left is None else max(0.0, min(left * SHARE, MOST_HELD)),
         )
         async with self._topic.watch(None) as watch:
-            older, self._newest[asked.name] = self._newest.get(asked.name), watch
-            if older is not None:
-                older.end()
-            try:
-                told = await self._told(asked.name, sync, watch)
+            with self._newest_calls.holding(asked.name, next(self._numbers), watch):
+                told = await self._told(sync, watch)
                 digests = await self._payloads.digests(told.leases)
                 if unfit := [each for each in told.leases if (each.job_id, each.fence) not in digests]:
                     refused = leases.refused(told.leases, unfit)
                     told = await self._settled(self._call(sync.model_copy(update={"leases": refused, "wait": 0.0})))
-            finally:
-                if self._newest.get(asked.name) is watch:
-                    del self._newest[asked.name]
         data: bytes = leases.answer(said, name, told, digests, now=clock.wall()).SerializeToString()
         return data
 
@@ -144,7 +139,7 @@ class BotSessions:
         except (Missing, BadInput, grpc.aio.AioRpcError):
             return 0
 
-    async def _told(self, key: str, sync: Sync, watch: LongPoll) -> Due:
+    async def _told(self, sync: Sync, watch: LongPoll) -> Due:
         """Settle a call, and hold it if there is no news. Raises NewerCall, Stopping, Conflict, NotFound."""
         answer = await self._answered(self._call(sync))
         if isinstance(answer, Due):
@@ -153,7 +148,7 @@ class BotSessions:
         watch.add(str(answer.bot_id), known.news)
         with self._held_sessions.renewing(known):
             await watch.wait(sync.wait)
-        if self._newest.get(key) is not watch:
+        if watch.replaced:
             raise NewerCall
         if self._topic.stopping:
             raise Stopping
