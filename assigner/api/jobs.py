@@ -230,7 +230,7 @@ async def list_jobs(
     """
     by = _by(request, caller)
 
-    def work(connection: Connection) -> models.JobList:
+    def work(connection: Connection, *, judges: bool = True) -> models.JobList:
         before = None
         if asked.forecast:
             connection.execute(SNAPSHOT)  # a job that waits at first does so until its start is foreseen
@@ -243,8 +243,8 @@ async def list_jobs(
         )
         found = listing.page(connection, wanted, instances=caller.instances)
         rows = job_queries.listed(connection, found.jobs)
-        whys = explanation.why_in_few_words(connection, rows, **by)
-        waiting = [row for row in rows if asked.forecast and row["state"] in WAITING][:MOST_FORESEEN]
+        whys = explanation.why_in_few_words(connection, rows, **by) if judges else explanation.by_facts_alone(rows)
+        waiting = [row for row in rows if asked.forecast and judges and row["state"] in WAITING][:MOST_FORESEEN]
         starts = {row["row_id"]: forecast.of_job(connection, row["row_id"], row["state"], **by) for row in waiting}
         told = [
             models.ListedJob.model_validate(row | {"why": why, "forecast": starts.get(row["row_id"])})
@@ -253,7 +253,7 @@ async def list_jobs(
         return models.JobList(jobs=told, next=found.next)
 
     state = request.app.state
-    found: models.JobList = await (state.run if asked.primary else state.read)(work)
+    found: models.JobList = await routing.judged(state.run if asked.primary else state.read, work)
     return found
 
 

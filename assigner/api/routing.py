@@ -2,11 +2,14 @@
 
 import base64
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
+import psycopg
+import structlog
 from fastapi import Depends, Path, Request
 from leasehold import wire
 from leasehold.errors import Conflict, NotFound
@@ -21,6 +24,8 @@ from schema.tenancy.tokens import Principal
 from schema.validation import MAX_REASON
 
 MAX_REASON_BYTES = MAX_REASON
+
+log = structlog.get_logger()
 
 # Values for a route's `openapi_extra`. The gateway's middleware reads from them which kinds of token may call the route
 # and how large its body may be.
@@ -53,6 +58,22 @@ JobId = Annotated[str, Path(max_length=200)]
 
 
 # Reads of jobs as units of work.
+
+
+#: What a stored value raises that cannot be used, in the database or here.
+_UNUSABLE = (psycopg.DataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+async def judged(run: Callable[[Callable[[Connection], Any]], Awaitable[Any]], work: Callable[..., Any]) -> Any:
+    """Run `work`, which judges why jobs wait; if that fails, once more with `judges=False`.
+
+    Jobs are judged by many stored values, and one that cannot be used must hide no list.
+    """
+    try:
+        return await run(work)
+    except _UNUSABLE:
+        log.exception("why the jobs of a list wait could not be judged")
+        return await run(partial(work, judges=False))
 
 
 #: Largest output in one answer, bytes.

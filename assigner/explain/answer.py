@@ -382,8 +382,12 @@ def why_in_few_words(
         row["row_id"]: explained_gates.judge_gates(found[row["queue"]], own.get(row["row_id"], ())) for row in asked
     }
     whys = {row_id: explained_gates.in_few_words(each) or ITS_TURN for row_id, each in judged.items()}
-    told = ((row["row_id"], in_few_words(row)) for row in rows)
-    return [whys.get(row_id, NOT_JUDGED if why == ITS_TURN else why) for row_id, why in told]
+    return [whys.get(row["row_id"], why) for row, why in zip(rows, by_facts_alone(rows), strict=True)]
+
+
+def by_facts_alone(rows: Sequence[Row]) -> list[str | None]:
+    """Return as `why_in_few_words` what the facts tell alone, without any judgement."""
+    return [NOT_JUDGED if why == ITS_TURN else why for why in map(in_few_words, rows)]
 
 
 def in_few_words(row: Row) -> str | None:

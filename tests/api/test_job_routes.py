@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from assigner.api import submission
 from bots.sync import sessions
@@ -480,3 +481,12 @@ def test_show_keeps_other_tenants_out_of_a_receipt(served: Served, pool: Pool, o
         assert receipt["rule"] == "lower_priority_only"
         assert other not in str(events)
         assert other in operator.get(f"/v1/jobs/{own}").text
+
+
+def test_a_stored_value_that_cannot_be_judged_hides_no_list(operator: httpx.Client, pool: Pool) -> None:
+    (job,) = pool.submit()
+    pool.change("INSERT INTO assigners (name, serves) VALUES ('of another version', '{}')")
+    with capture_logs() as logs:
+        found = operator.get("/v1/jobs").json()["jobs"]
+    assert [(each["id"], each["why"]) for each in found] == [(job, "a bot, a limit or its turn")]
+    assert [line["event"] for line in logs] == ["why the jobs of a list wait could not be judged"]
