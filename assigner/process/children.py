@@ -14,7 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -100,6 +100,11 @@ class Children:
         assert child.name not in self._running, child.name
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._running[child.name] = self._spawn(child)
+
+    def restart_with(self, name: str, environment: Mapping[str, str]) -> None:
+        """Start this child with these variables too, when it is started again."""
+        each = self._running[name]
+        each.child = replace(each.child, environment={**each.child.environment, **environment})
 
     def processes(self) -> dict[str, int]:
         """Process ids of living children by name."""

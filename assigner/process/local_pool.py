@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
 from leasehold.wire import check_place, withheld
@@ -125,6 +126,9 @@ class LocalPool:
                 self._start(f"assigner-{n}", Role.ASSIGNER, "assign", "--name", f"assigner-{n}")
             self._start("gateway", Role.GATEWAY, "gateway", environment=self._gateway_environment)
             self.url = self._wait_for_gateway(url_file)
+            if port := urlsplit(self.url).port:
+                # Bots, the console and waiting callers know it by that port, also if any free one was asked for.
+                self._children.restart_with("gateway", {"LEASEHOLD_GATEWAY_PORT": str(port)})
             self._steps(f"the gateway answers at {self.url}; starting {plural(len(self._bots), 'bot')}")
             for bot in self._bots:
                 if bot.app is not None:

@@ -173,6 +173,12 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     assert json.loads(home.run("show", job, "--json").stdout)["state"] == "succeeded"
     verified = home.run("db", "verify")
     assert verified.returncode == 0, verified
+    # A gateway that is started again is where bots and callers know it, also if its port was any free one.
+    os.kill(up.processes["gateway"], signal.SIGKILL)
+    url = ("--url", up.url)
+    eventually(lambda: home.run("status", *url).returncode == 0, what="the gateway runs again")
+    done = home.run("submit", "--wait", *url, "--", "true")
+    assert done.returncode == 0, done
 
     up.popen.kill()
     up.popen.wait()
