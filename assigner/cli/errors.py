@@ -61,6 +61,9 @@ def _click_message(error: click.ClickException) -> str:
         return _no_such_option(error)
     if isinstance(error, click.UsageError) and (found := _TOO_MANY.search(error.message)):
         return _too_many(found[1], error.ctx)
+    if isinstance(error, click.BadOptionUsage):
+        told = "takes no value" if error.message.endswith("does not take a value.") else "needs a value"
+        return f"{error.option_name}: {told}"
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message()
     option = error.param
@@ -70,8 +73,17 @@ def _click_message(error: click.ClickException) -> str:
     return f"{field}: {_told_of_value(error.message, option)}"
 
 
+def _told_of_bound(value: float, kind: click.IntRange | click.FloatRange) -> str:
+    """Name the bound that a value passes, in the words of settings and requests."""
+    least, most = kind.min, kind.max
+    if least is not None and (value < least or (value == least and kind.min_open)):
+        return f"must be greater than {'' if kind.min_open else 'or equal to '}{least:.15g}"
+    return f"must be less than {'' if kind.max_open else 'or equal to '}{most:.15g}"
+
+
 #: How click says that there are more arguments than the command takes, and that a value is none of its type.
 _TOO_MANY = re.compile(r"^Got unexpected extra arguments? \((.*)\)$", re.DOTALL)
+_OUT_OF_RANGE = re.compile(r"^(\S+) is not in the range ")
 _OF_TYPE = re.compile(r" is not a valid (integer|float)( range)?\.$")
 
 
@@ -107,6 +119,8 @@ def _too_many(words: str, context: click.Context | None) -> str:
 
 def _told_of_value(message: str, option: click.Parameter) -> str:
     """Return click's sentence on a value, in words that name no type of a program."""
+    if isinstance(option.type, click.IntRange | click.FloatRange) and (found := _OUT_OF_RANGE.match(message)):
+        return _told_of_bound(float(found[1]), option.type)
     if isinstance(option.type, click.Choice):
         given, *choices = re.findall(r"'((?:[^'\\]|\\.)*)'", message)
         message = message.removesuffix(".") + wire.suggestion(given, choices)

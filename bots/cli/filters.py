@@ -86,7 +86,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         return JobFilter.model_validate(given).model_dump(mode="json", exclude_defaults=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise BadInput(option_name(str(first["loc"][0])), plain(first["msg"])) from None
+        raise BadInput(option_name(str(first["loc"][0])), plain(first["msg"]).replace("input should", "must")) from None
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
     bad = state.nodes - state.succeeded - state.needless
     if bad:
         first = "" if state.first_failed is None else f"; the first: {output.plain(str(state.first_failed))}"
-        retry = f"; leasehold graph retry {found['id']} lets it go on" if found["state"] == "stalled" else ""
+        retry = f"; `leasehold graph retry {found['id']}` lets it go on" if found["state"] == "stalled" else ""
         raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed{first}{retry}")
 
 

@@ -37,6 +37,9 @@ class Duration(click.FloatRange):
                 self.fail(refused.reason, param, ctx)
         return float(super().convert(value, param, ctx))
 
+    def _describe_range(self) -> str:
+        return ""  # help would have the bounds as bare numbers
+
 
 def seconds(text: str, *, option: str) -> float:
     """Return the seconds of a duration. Raises BadInput, also for more than a year."""

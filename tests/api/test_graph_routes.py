@@ -289,7 +289,9 @@ def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys:
     assert len(stands.asked) == 3
     stalled = Answer(shown | {"state": "stalled", "succeeded": 1, "failed": 1, "blocked": 1, "blocked_forever": 1})
     stands.script = in_turn(Answer(shown | {"state": "cancelled", "active": 1, "succeeded": 1}), stalled)
-    with pytest.raises(LeaseholdError, match=r"^2 of 3 nodes did not succeed; leasehold graph retry g lets it go on$"):
+    with pytest.raises(
+        LeaseholdError, match=r"^2 of 3 nodes did not succeed; `leasehold graph retry g` lets it go on$"
+    ):
         call("graph", "wait", "g")
     stands.script = in_turn(going)
     with pytest.raises(LeaseholdError, match="not final after 0 s: g"):
