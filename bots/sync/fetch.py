@@ -29,18 +29,19 @@ from schema.states import FETCHED
 class FetchSettings(BaseModel):
     """What a bot's sync does beside settling its leases; names and defaults are BuildGrid's where it has them.
 
-    enabled: give bots work at a sync at all; without it only assigners place jobs.
-    to_capacity: false gives at most as many jobs as were just completed, but fills the room of a bot that holds leases
-        of short tasks in advance; true fills all spare capacity at every sync, whatever `filter` says.
-    filter: `considered` gives new jobs and those whose queue still rests, but not those whose queue's rest is over,
-        which are left to the assigners. A job is new while no assigner has looked into its queue without success.
-        `literal` compares times alone, by which a job is never new, as its time is past when somebody looks. `none`
-        gives every ready job (BuildGrid's proactive-fetch-full-queue).
-    bot_locality_hint_limit: the most recent locality hints that are kept for each bot; 0 keeps none. Doubling it
-        makes more locality hits, of which more are stale.
-    retry_base: seconds a job waits after its first attempt that failed or could not start, doubled with each further
-        one. Doubling it doubles every wait below `retry_cap`.
-    retry_cap: the longest such wait, seconds.
+    enabled: give bots work at a sync at all; default true. Without it only assigners place jobs.
+    to_capacity: false, the default, gives at most as many jobs as were just completed, but fills the room of a bot that
+        holds leases of short tasks in advance; true fills all spare capacity at every sync, whatever `filter` says.
+    filter: `considered`, the default, gives new jobs and those whose queue still rests, but not those whose queue's
+        rest is over, which are left to the assigners. A job is new while no assigner has looked into its queue without
+        success. `literal` compares times alone, by which a job is never new, as its time is past when somebody looks.
+        `none` gives every ready job (BuildGrid's proactive-fetch-full-queue).
+    bot_locality_hint_limit: the most recent locality hints that are kept for each bot, 0 to 1,000; default 10; 0 keeps
+        none. Doubling it makes more locality hits, of which more are stale.
+    retry_base: seconds that a job waits after its first attempt that failed or could not start, 0 to 86,400; default 1.
+        The wait doubles with each further one. Doubling it doubles every wait below `retry_cap`.
+    retry_cap: the longest such wait in seconds, `retry_base` to 86,400; default 60. Doubling it halves the load of jobs
+        that never succeed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
