@@ -8,6 +8,7 @@ children end too.
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,9 @@ RENEWED_WITHIN = 10.0
 STABLE_AFTER = 30.0
 #: Bytes of a child's log, above which they move to `NAME.log.1` and the log begins anew.
 MAX_LOG_BYTES = 10 * 1024 * 1024
+
+#: In a line of a log: it tells of nothing that went wrong.
+_ORDINARY = re.compile(r'\blevel"?[=:] ?"?(?:info|debug)\b')
 
 log = structlog.get_logger()
 
@@ -212,8 +216,8 @@ class Children:
         with path.open("rb") as file:
             file.seek(max(each.log_start, path.stat().st_size - 4096))
             lines = [line.removeprefix("error: ") for line in file.read().decode(errors="replace").splitlines()]
-            lines = [line for line in lines if line.strip()]
-        return escaped(" / ".join(lines[-3:]), 400) if lines else f"it said nothing, see {path}"
+            lines = [line for line in lines if line.strip() and not _ORDINARY.search(line)]
+        return escaped(" / ".join(lines[-3:]), 400) if lines else f"it said nothing of it, see {path}"
 
 
 def _bound(path: Path) -> bool:

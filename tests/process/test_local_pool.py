@@ -118,7 +118,9 @@ def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, me
 
 def test_without_restart_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
     children = Children(tmp_path, os.environ, report=print, chance=random.Random(1), restart=False)
-    children.start(child("one", "import sys; print('error: schema none', file=sys.stderr); sys.exit(3)"))
+    logged = "timestamp=now level=info event=runs", '{"event": "runs", "level": "info"}'
+    said = ["print('error: schema none')", *(f"print({each!r})" for each in logged), "raise SystemExit(3)"]
+    children.start(child("one", "; ".join(said)))
     eventually(lambda: not children.processes())
     with pytest.raises(LeaseholdError, match=r"^one ended with exit status 3: schema none$"):
         children.run_once()
