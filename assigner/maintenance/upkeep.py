@@ -5,6 +5,7 @@ Finished jobs leave in rounds of their own (`retention.py`).
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import asdict
 from functools import partial
 
@@ -171,10 +172,11 @@ class Upkeep(Rounds):
         tracer: AttemptTracer | None = None,
         foresee: Foresee | None = None,
     ) -> None:
+        self._database = database = copy(database)  # with the same connections
         self._forecasts = None if foresee is None else Forecasts(database, foresee)
         self.name, self._tracer = name, tracer
         super().__init__(pause=timing.reap, now=now)
-        self._database, self._timing = database, timing
+        self._timing = timing
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._needs = Needs(database, now, since=LOOK_BACK * timing.reap)
         self._question = Duty("needs", 0, self._needs.ask)
@@ -199,6 +201,11 @@ class Upkeep(Rounds):
         """Run the duties that are due and have something to do; returns the seconds until the next round."""
         self._needs.begin()
         return super().run_once()
+
+    def _run(self, duty: Duty) -> None:
+        """Run a duty. One that has failed waits for a lock once: sessions must not expire late because several wait."""
+        self._database.repeats_waits = not self.has_failed(duty)
+        super()._run(duty)
 
     def _by_need(self, name: str, what: str, run: Callable[[], bool | None]) -> Duty:
         """Return a duty of each round that runs if there is anything to do of what `NEEDS` calls so."""

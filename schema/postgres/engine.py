@@ -93,7 +93,12 @@ class OtherSessions:
 
 
 class Database:
-    """The connections of one process to one database: a pool for work, and a small one for heartbeats and upkeep."""
+    """The connections of one process to one database: a pool for work, and a small one for heartbeats and upkeep.
+
+    repeats_waits: a transaction that waited for a lock in vain is repeated, as after other conflicts.
+    """
+
+    repeats_waits = True
 
     def __init__(
         self,
@@ -230,7 +235,7 @@ class Database:
         try:
             return self._with_room(once, pool)
         except psycopg.Error as error:
-            if not is_conflict(error) and not is_outage(error):
+            if not self._is_repeated(error) and not is_outage(error):
                 raise
             return self._tried_again(once, pool, error)
 
@@ -245,7 +250,7 @@ class Database:
 
         conflicts = Retrying(
             sleep=clock.sleep,
-            retry=retry_if_exception(is_conflict),
+            retry=retry_if_exception(self._is_repeated),
             stop=stop_after_attempt(5),
             wait=_FullJitter(self._chance, base=0.01, cap=0.5),
             reraise=True,
@@ -264,6 +269,10 @@ class Database:
             if is_outage(error):
                 raise NotReady(describe_outage(error)) from error
             raise
+
+    def _is_repeated(self, error: BaseException) -> bool:
+        is_wait = isinstance(error, psycopg.errors.LockNotAvailable)
+        return is_conflict(error) and (self.repeats_waits or not is_wait)
 
     def listen(self) -> psycopg.Connection[Any]:
         """A new connection outside the pools, in autocommit mode, for LISTEN and session locks."""

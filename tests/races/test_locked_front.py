@@ -174,3 +174,25 @@ def test_a_session_behind_one_that_needs_a_held_row_expires(pool: Pool, race: Ra
     pool.change("UPDATE ticks SET grace_until = now() - interval '1 s'")
     pool.upkeep().run_once()
     assert pool.job(held).state == "queued"
+
+
+@pytest.mark.conflicts
+def test_duties_that_wait_for_a_locked_table_do_not_keep_sessions_from_expiring(pool: Pool, race: Race) -> None:
+    """Each tries once in a round, not five times. The look for late sessions would be so late that all get a grace."""
+    pool.submit(2)
+    settings = DatabaseSettings(lock_timeout=0.02)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        upkeep = Pool(database, pool.timing, pool.chance).upkeep()
+        with race.first() as stranger:
+            stranger.connection.execute_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+            stranger.connection.execute_sql("LOCK TABLE graphs, ceilings, job_constraints IN ACCESS EXCLUSIVE MODE")
+            upkeep.run_once()
+            first = len(race.errors)
+            upkeep.run_once()
+            again = len(race.errors) - first
+        assert first > again > 3
+        failing = {duty.name for duty in upkeep.duties if upkeep.has_failed(duty) and not duty.every}
+        assert again == len(failing)
+        race.forget_errors()
+        upkeep.run_once()
+        assert not [duty.name for duty in upkeep.duties if upkeep.has_failed(duty) and not duty.every]
