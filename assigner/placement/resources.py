@@ -51,6 +51,39 @@ SUMS: frozenset[ResourceName] = frozenset({"cpu_milli", "memory_mib", "disk_mib"
 ROUNDS = 20
 
 
+class _WorkingCopy:
+    """What the choices so far have left of a snapshot: of the bots, of the quotas, and of the turns."""
+
+    def __init__(self, seen: Snapshot) -> None:
+        self._seen, self.rooms = seen, RoomCopy(seen.bots, seen.declared)
+        self.quotas, self._turns = QuotaCopy(seen.headrooms), TurnCopy(seen.turns)
+
+    def take(self, job: ReadyJob, bot_id: int) -> None:
+        """Count a job that has been placed on the bot."""
+        self.rooms.take(bot_id, self._seen.demand(job))
+        self.quotas.take(job)
+        self._turns.take(bot_id)
+
+    def snapshot(
+        self, jobs: Sequence[ReadyJob], groups: Sequence[Group], candidates: Sequence[Sequence[FreeBot]]
+    ) -> Snapshot:
+        """Return what a strategy sees now of these jobs and of these candidates."""
+        seen = self._seen
+        return Snapshot(
+            jobs,
+            groups,
+            [[self.rooms.left(bot) for bot in bots] for bots in candidates],
+            seen.hits,
+            seen.labels,
+            seen.rates,
+            self.quotas.left,
+            turns=self._turns.last,
+            needs=seen.needs,
+            declared=self.rooms.declared(),
+            waiting=seen.waiting,
+        )
+
+
 @dataclass(frozen=True)
 class ResourceSnapshot(Snapshot):
     """A snapshot of jobs that take resources or belong to a batch.
@@ -62,35 +95,23 @@ class ResourceSnapshot(Snapshot):
 
     def chosen_by(self, strategy: Strategy, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Return the placements of the strategy that fit. A job that does not fit is offered the bots that are left."""
-        rooms = RoomCopy((bot for bots in self.candidates for bot in bots), self.declared)
-        turns = TurnCopy(self.turns)
-        quotas, jobs = QuotaCopy(self.headrooms), {job.id: job for job in self.jobs}
-        placements = {each.job_id: each for each in self._together(strategy, policy, rooms, quotas, turns, how=how)}
+        copy, jobs = _WorkingCopy(self), {job.id: job for job in self.jobs}
+        placements = {each.job_id: each for each in self._together(strategy, policy, copy, how=how)}
         for _ in range(ROUNDS):
-            seen = self._left(placements, rooms, quotas, turns)
+            seen = self._left(placements, copy)
             wanted = strategy.choose(seen, policy, how=how) if seen.jobs else []
             before = len(placements)
             for each in wanted:
                 job = jobs[each.job_id]
-                demand = self.demand(job)
-                if fits(rooms.of(each.bot_id), demand):
-                    rooms.take(each.bot_id, demand)
-                    quotas.take(job)
-                    turns.take(each.bot_id)
+                if fits(copy.rooms.of(each.bot_id), self.demand(job)):
+                    copy.take(job, each.bot_id)
                     placements[each.job_id] = each
             if len(placements) - before == len(wanted):
                 break
         return [with_phase(each, jobs[each.job_id]) for each in placements.values()]
 
     def _together(
-        self,
-        strategy: Strategy,
-        policy: Policy,
-        rooms: RoomCopy,
-        quotas: QuotaCopy,
-        turns: TurnCopy,
-        *,
-        how: Mapping[str, object],
+        self, strategy: Strategy, policy: Policy, copy: _WorkingCopy, *, how: Mapping[str, object]
     ) -> list[Placement]:
         """Place batches: as many jobs of one batch key as fit on one bot go there, chosen as if they were one job. This
         is repeated while enough jobs for a batch are left."""
@@ -99,16 +120,18 @@ class ResourceSnapshot(Snapshot):
             jobs = list(group.jobs) if group.jobs[0].id in self.batched else []
             while len(jobs) >= policy.min_batch_size:
                 demand = self.demand(jobs[0])
-                most = quotas.times(jobs[0], len(jobs))
-                fit = {bot.id: min(times(rooms.of(bot.id), demand), most) for bot in bots}
+                most = copy.quotas.times(jobs[0], len(jobs))
+                fit = {bot.id: min(times(copy.rooms.of(bot.id), demand), most) for bot in bots}
                 size = max(fit.values(), default=0)
                 if size < policy.min_batch_size:
                     break
                 one = jobs[0]._replace(units=group.units * size)
                 seen = replace(
-                    self._seen([one], rooms, quotas, turns),
-                    groups=[replace(group, units=one.units, jobs=(one,))],
-                    candidates=[[rooms.left(bot) for bot in bots if fit[bot.id] == size]],
+                    copy.snapshot(
+                        [one],
+                        [replace(group, units=one.units, jobs=(one,))],
+                        [[bot for bot in bots if fit[bot.id] == size]],
+                    ),
                     # Which GPUs each of them is given is decided one by one.
                     needs={
                         one.id: {name: amount * size for name, amount in self.needs[one.id].items() if name in SUMS}
@@ -119,40 +142,23 @@ class ResourceSnapshot(Snapshot):
                 if not found:
                     break
                 for job in jobs[:size]:
-                    rooms.take(found[0].bot_id, demand)
-                    quotas.take(job)
-                    turns.take(found[0].bot_id)
+                    copy.take(job, found[0].bot_id)
                     placements.append(found[0]._replace(job_id=job.id))
                 jobs = jobs[size:]
         return placements
 
-    def _left(self, placed: Mapping[int, Placement], rooms: RoomCopy, quotas: QuotaCopy, turns: TurnCopy) -> Snapshot:
+    def _left(self, placed: Mapping[int, Placement], copy: _WorkingCopy) -> Snapshot:
+        """Return what is left for the jobs that have no bot yet, but fit on one."""
         groups: list[Group] = []
         found: list[list[FreeBot]] = []
         for group, bots in zip(self.groups, self.candidates, strict=True):
             jobs = tuple(job for job in group.jobs if job.id not in placed)
-            fit = [rooms.left(bot) for bot in bots if jobs and fits(rooms.of(bot.id), self.demand(jobs[0]))]
+            fit = [bot for bot in bots if jobs and fits(copy.rooms.of(bot.id), self.demand(jobs[0]))]
             if fit:
                 groups.append(replace(group, jobs=jobs))
                 found.append(fit)
         among = {job.id for group in groups for job in group.jobs}
-        jobs_left = [job for job in self.jobs if job.id in among]
-        return replace(self._seen(jobs_left, rooms, quotas, turns), groups=groups, candidates=found)
-
-    def _seen(self, jobs: Sequence[ReadyJob], rooms: RoomCopy, quotas: QuotaCopy, turns: TurnCopy) -> Snapshot:
-        return Snapshot(
-            jobs,
-            (),
-            (),
-            self.hits,
-            self.labels,
-            self.rates,
-            quotas.left,
-            turns=turns.last,
-            needs=self.needs,
-            declared=rooms.declared(),
-            waiting=self.waiting,
-        )
+        return copy.snapshot([job for job in self.jobs if job.id in among], groups, found)
 
 
 def split_by_resources(jobs: Iterable[ReadyJob | QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
