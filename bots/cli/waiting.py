@@ -139,15 +139,23 @@ def exit_code(job: Record) -> int:
 
 
 class Tally:
-    """Ended jobs by state, of `total`. ended: those that had ended before, which do not count for the rate."""
+    """Ended jobs by state, of `total`. ended: those that had ended before, which do not count for the rate.
+
+    has_rate: False until `begin`, if it is not known yet which had ended before.
+    """
 
     def __init__(self, total: int, ended: Counter[str] | None = None) -> None:
         self.total = total
         self.ended = Counter[str](ended)
         self._before = self.ended.total()
+        self.has_rate = True
         #: What running jobs say of their progress, by id, the latest last.
         self.told: dict[str, Record] = {}
         self._began = clock.monotonic()
+
+    def begin(self) -> None:
+        """Count only what ends from now on for the rate."""
+        self._before, self._began, self.has_rate = self.ended.total(), clock.monotonic(), True
 
     @property
     def done(self) -> int:
@@ -183,7 +191,7 @@ class Tally:
         return f"{told}; {self._pace('/s')}"
 
     def _pace(self, a_second: str) -> str:
-        rate = (self.done - self._before) / max(self.seconds, 0.001)
+        rate = (self.done - self._before) / max(self.seconds, 0.001) if self.has_rate else 0.0
         if not rate:
             return f"{output.seconds(self.seconds)}{self._latest}"
         if self.done == self.total:
@@ -302,7 +310,7 @@ def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float
     display = Bar(tally) if output.terminal() else Silent()
     pending, ended = dict.fromkeys(ids), list[Record]()
     with interruptible(pending, of=of):
-        for job in _ended(client, pending, tally=tally, display=display, timeout=timeout):
+        for job in _ended(client, pending, tally=tally, display=display, timeout=timeout, are_new=False):
             ended.append(job)
             if not caller.json:
                 display.put(output.ending(job))
@@ -322,7 +330,7 @@ def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bo
     display: Display = Silent() if quiet else Bar(tally) if output.terminal() else Lines(tally)
     pending = dict.fromkeys(ids)
     with interruptible(pending):
-        ended = list(_ended(client, pending, tally=tally, display=display, timeout=None))
+        ended = list(_ended(client, pending, tally=tally, display=display, timeout=None, are_new=True))
     if caller.json:
         readable.print_json(ended)
     else:
@@ -379,11 +387,12 @@ def _require_success(ended: Sequence[Record]) -> None:
 
 
 def _ended(
-    client: Client, pending: dict[str, None], *, tally: Tally, display: Display, timeout: float | None
+    client: Client, pending: dict[str, None], *, tally: Tally, display: Display, timeout: float | None, are_new: bool
 ) -> Iterator[Record]:
     """Take each job out of `pending` and yield it when it has ended, and keep the display up to date.
 
-    This ends after `timeout` seconds.
+    This ends after `timeout` seconds. are_new: none can have ended before; of others the first look does not count for
+    the rate.
 
     If none has ended for 10 seconds, the display is told what the first of those that are left waits for.
     """
@@ -397,9 +406,12 @@ def _ended(
         display.update()
 
     wants = None if isinstance(display, Silent) else told
+    is_first = wants is not None and not are_new
+    tally.has_rate = not is_first
     try:
         while pending:
             left = SILENCE if deadline is None else max(0.0, min(SILENCE, deadline - clock.monotonic()))
+            left = 0.0 if is_first else left
             before = len(pending)
             for job in client.wait(list(pending), timeout=left, told=wants):
                 pending.pop(job["id"], None)
@@ -407,10 +419,13 @@ def _ended(
                 tally.ended[job["state"]] += 1
                 display.update()
                 yield job
+            if is_first:
+                tally.begin()
             display.update()
-            if len(pending) == before and not isinstance(display, Silent):
+            if len(pending) == before and not (is_first or isinstance(display, Silent)):
                 reasons.tell(next(iter(pending)))
             if deadline is not None and clock.monotonic() >= deadline:
                 return
+            is_first = False
     finally:
         display.close()

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -489,6 +490,18 @@ def test_the_line_beside_a_bar_is_brief_enough_for_the_terminal(
     assert told.startswith(said)
     assert told.endswith(" left")
     assert len(told) + waiting.BAR < width
+
+
+def test_what_had_ended_before_a_wait_began_tells_nothing_of_the_time_that_is_left(stands: Gateway) -> None:
+    def answer(asked: ReceivedRequest) -> Answer:
+        ended = asked.body["ids"][-2 if len(stands.asked) == 1 else 0 :]
+        return Answer({"jobs": [final(each, "succeeded") for each in ended], "done": True})
+
+    stands.script = answer
+    code, text = on_a_terminal(stands, "wait", str(UUID(int=UUID(OTHER).int + 1)), JOB_COMMANDING, OTHER)
+    assert (code, len(stands.asked)) == (0, 2)
+    assert "2 of 3 jobs ended: 2 succeeded; " in text
+    assert not re.search(r"2 of 3 [^\r\n]*left", text)
 
 
 def test_how_a_job_ended_has_a_line_of_its_own_beside_a_bar(stands: Gateway) -> None:
