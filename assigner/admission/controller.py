@@ -72,7 +72,7 @@ class AdmissionMemory:
     terms: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     #: What jobs of a constraint set and an instance are charged.
     charges: dict[Hashable, Any] = field(default_factory=dict)
-    held: Collection[str] = ()  # counters and rates that somebody holds
+    held: Collection[str] | None = None  # counters and rates that somebody holds, if he has hindered a cycle
 
     def bound(self) -> None:
         """Forget charges or constraint sets if there are too many of them."""
@@ -180,7 +180,7 @@ class AdmissionController:
             return AdmissionResult(empty="empty queue" if found.now is None else "no room")
         queues, demand_due = self._record_demand(connection, found.queues)
         if any(map(gates.waits_for_windows, queues)):
-            meters.lock_meters(connection)
+            meters.lock_meters(connection, waits=self._memory.held is None)
         admission_state = self._read_state(connection, queues, found, lacking=lacking)
         self._settle_weights(connection, queues, admission_state)
         if admission_state.shares is not None:
@@ -326,7 +326,7 @@ class AdmissionController:
         if found.now is None or not queues:
             return []
         if any(map(gates.waits_for_windows, queues)):
-            meters.lock_meters(connection)
+            meters.lock_meters(connection, waits=self._memory.held is None)
         admission_state = self._read_state(connection, queues, found)
         units = HEADS_PER_PREEMPTION * most
         reader = Heads(connection, self._ordering_policy, admission_state, free_units=units)
@@ -346,7 +346,7 @@ class AdmissionController:
             pressed=found.pressed,
             reserved=found.reserved,
             charges=self._memory.charges,
-            held=self._memory.held,
+            held=self._memory.held or (),
             **more,
         )
 

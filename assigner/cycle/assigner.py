@@ -229,8 +229,8 @@ class PriorityAgeAssigner:
         pending = self._bring_back(connection, pending)
         if pending.constrained and not self._memory.conflicts.may_charge(connection):
             pending = pending.without_constrained()
-        held = held_rows(connection) if self._memory.conflicts.is_hindered else HeldRows()
-        self._memory.admission.held = held.names
+        held = held_rows(connection) if self._memory.conflicts.is_hindered else None
+        self._memory.admission.held = None if held is None else held.names
         scope = self._scope(connection, held)
         # Before the pick, because a pick lets queues rest whose jobs find no room.
         self._reclaim_for_constrained(connection, scope, pending, cycle)
@@ -340,7 +340,7 @@ class PriorityAgeAssigner:
         """A name for the set of jobs that it places, the same for all assigners with this set; empty for all jobs."""
         return " ".join([*map(str, self._cohorts or ()), *sorted(self._settings.instances or ())])
 
-    def _scope(self, connection: Connection, held: HeldRows) -> Scope:
+    def _scope(self, connection: Connection, held: HeldRows | None) -> Scope:
         names = self._settings.instances
         instances = ready.instance_ids(connection, names) if names else None
         return Scope(

@@ -180,6 +180,7 @@ class Upkeep(Rounds):
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._needs = Needs(database, now, since=LOOK_BACK * timing.reap)
         self._question = Duty("needs", 0, self._needs.ask)
+        self._ticks = drains.UPKEEP_TICKS
         #: No session expires before this monotonic time.
         self._first_expiry = 0.0
         self.reconfigure(settings, fair or FairShareSettings())
@@ -339,10 +340,14 @@ class Upkeep(Rounds):
         ttl, began = self._timing.ttl, self._now()
 
         def look(connection: Connection) -> float | None:
-            is_grace = drains.tick(connection, "reaper", gap=ttl / 2, grace=ttl)
+            is_grace = drains.tick(connection, self._ticks[0], gap=ttl / 2, grace=ttl)
             return None if is_grace or began < self._first_expiry else first_expiry(connection)
 
-        left = self._database.run(look, urgent=True)
+        try:
+            left = self._database.run(look, urgent=True)
+        except psycopg.errors.LockNotAvailable:
+            self._ticks = self._ticks[::-1]  # somebody holds the tick; the other one may begin with a grace
+            left = self._database.run(look, urgent=True)
         if left is not None:
             self._first_expiry = began + min(left, ttl)
             if left < 0:

@@ -37,7 +37,7 @@ _BEFORE = Statement("""
 SELECT max(waiting) FROM pool_samples
 WHERE scope = 'pool' AND name = '' AND at >= now() - interval '40 minutes' AND at < now() - interval '30 minutes'
 """)
-_UPKEEP = Statement("SELECT extract(epoch FROM clock_timestamp() - at) FROM ticks WHERE name = 'reaper'")
+_UPKEEP = Statement("SELECT extract(epoch FROM clock_timestamp() - max(at)) FROM ticks WHERE name LIKE 'reaper%'")
 _SCHEDULES = Statement(f"SELECT count(*) FROM schedules WHERE failures >= {FAILING}")
 _HELD_UP = Statement(f"SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}")
 

@@ -33,8 +33,8 @@ SELECT id FROM instances WHERE id <> ALL (CAST(:held AS integer[]))
 class HeldRows:
     """instances: those of which somebody holds a quota. names: of held counters and rates."""
 
-    instances: frozenset[int] = frozenset()
-    names: frozenset[str] = frozenset()
+    instances: frozenset[int]
+    names: frozenset[str]
 
 
 def held_rows(connection: Connection) -> HeldRows:
@@ -47,9 +47,11 @@ def held_rows(connection: Connection) -> HeldRows:
     return HeldRows(instances, names)
 
 
-def other_instances(connection: Connection, held: HeldRows, instances: Sequence[int] | None) -> Sequence[int] | None:
+def other_instances(
+    connection: Connection, held: HeldRows | None, instances: Sequence[int] | None
+) -> Sequence[int] | None:
     """Return those of the instances, None = all, of which nobody holds a quota."""
-    if not held.instances:
+    if held is None or not held.instances:
         return instances
     values = {"held": list(held.instances), "instances": None if instances is None else list(instances)}
     return [*connection.execute(_OTHERS, values).scalars()]

@@ -260,7 +260,7 @@ WITH w AS MATERIALIZED (
 SELECT count(*) AS known, count(*) FILTER (WHERE {ASSIGNERS.of(assigner="a", want="w")}) AS working,
     count(*) FILTER (WHERE {assigner_is_placing("a")}) AS at_work,
     count(*) FILTER (WHERE a.draining AND a.stopped_at IS NULL) AS draining,
-    extract(epoch FROM clock_timestamp() - (SELECT max(at) FROM ticks WHERE name = 'reaper')) AS silence
+    extract(epoch FROM clock_timestamp() - (SELECT max(at) FROM ticks WHERE name LIKE 'reaper%')) AS silence
 FROM (SELECT * FROM assigners ORDER BY name LIMIT :look) a CROSS JOIN w
 """)
 

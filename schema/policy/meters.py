@@ -51,10 +51,13 @@ SELECT name, hour, percents / readings AS percent FROM meter_hours WHERE name = 
 ORDER BY name, hour
 """)
 # A transaction that writes a new reading waits for transactions that use the old one.
-LOCK_METERS = Statement("""
+LOCK_METERS = {
+    waits: Statement(f"""
 SELECT name FROM usage_meters WHERE name = ANY (ARRAY(SELECT meter FROM windows WHERE meter IS NOT NULL))
-ORDER BY name FOR SHARE
+ORDER BY name FOR SHARE {"" if waits else "SKIP LOCKED"}
 """)
+    for waits in (True, False)
+}
 # Only one of several processes may begin to read a meter in one interval.
 CLAIM_READING = Statement("""
 INSERT INTO usage_meters AS m (name, polled_at) VALUES (:name, clock_timestamp())
@@ -156,9 +159,12 @@ def history(connection: Connection, names: Sequence[str]) -> dict[str, list[Leve
     return found
 
 
-def lock_meters(connection: Connection) -> None:
-    """Lock the meters of all windows against new readings until this transaction ends."""
-    connection.execute(LOCK_METERS)
+def lock_meters(connection: Connection, *, waits: bool = True) -> None:
+    """Lock the meters of all windows against new readings until this transaction ends.
+
+    waits: false = those that somebody holds are left as they are.
+    """
+    connection.execute(LOCK_METERS[waits])
 
 
 def claim_reading(connection: Connection, name: str, *, interval: float) -> bool:

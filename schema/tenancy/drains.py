@@ -165,6 +165,10 @@ def assigners(connection: Connection, name: str | None = None) -> list[AssignerP
 # Ticks: proof that upkeep is alive, and the grace period after it was not.
 
 
+#: Names of ticks of upkeep. The second one is for a process that cannot have the row of the first.
+UPKEEP_TICKS = ("reaper", "reaper-2")
+
+
 # If no upkeep ran for a while, or the clock jumped in either direction, bots may have been unable to call. Then no
 # session expires for one full session time-to-live.
 BEGIN_TICK = Statement("""

@@ -271,7 +271,7 @@ def test_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_before_i
     with ThreadPoolExecutor(1) as threads, pool.database.listen() as holder:
         holder.execute("BEGIN")
         holder.execute("SET search_path TO leasehold")
-        holder.execute(meters.LOCK_METERS.text)
+        holder.execute(meters.LOCK_METERS[True].text)
         writer = threads.submit(read, pool, 90)
         waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'"
         eventually(lambda: pool.row(waiting).n)

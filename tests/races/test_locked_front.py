@@ -196,3 +196,23 @@ def test_duties_that_wait_for_a_locked_table_do_not_keep_sessions_from_expiring(
         race.forget_errors()
         upkeep.run_once()
         assert not [duty.name for duty in upkeep.duties if upkeep.has_failed(duty) and not duty.every]
+
+
+@pytest.mark.conflicts
+def test_sessions_expire_while_somebody_holds_the_tick_of_upkeep(pool: Pool, race: Race) -> None:
+    """After a grace of one session, which the other tick begins with: nobody knows whether bots could call before."""
+    pool.upkeep().run_once()
+    pool.bot()
+    settings = DatabaseSettings(lock_timeout=0.05)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        upkeep = Pool(database, pool.timing, pool.chance).upkeep()
+        (sessions,) = (duty for duty in upkeep.duties if duty.name == "sessions")
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+        with race.first() as stranger:
+            stranger.connection.execute_sql("SELECT FROM ticks FOR UPDATE")
+            sessions.run()
+            assert pool.row("SELECT status FROM bots").status == "ok", "it has just begun"
+            pool.change("UPDATE ticks SET grace_until = now() - interval '1 s' WHERE name = 'reaper-2'")
+            sessions.run()
+            assert pool.row("SELECT status FROM bots").status == "gone"
+    race.forget_errors()

@@ -470,13 +470,18 @@ def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_err
 
 
 @pytest.mark.conflicts
-@pytest.mark.parametrize("hold", ["quotas WHERE max_quota = 7", "counters WHERE name LIKE 'lock:%'"])
+@pytest.mark.parametrize("hold", ["quotas WHERE max_quota = 7", "counters WHERE name LIKE 'lock:%'", "usage_meters"])
 def test_jobs_that_need_a_row_that_somebody_holds_keep_no_others_from_starting(
     pool: Pool, tenancy: Tenancy, race: Race, hold: str
 ) -> None:
     tenancy.quota("acme", maximum=7)
     share(pool, "shared")
     pool.bot(capacity=50)
+    pool.change("INSERT INTO usage_meters VALUES ('plan', 1, 4, NULL, now(), now())")
+    pool.change(
+        "INSERT INTO windows (name, starts, ends, zone, types, match, meter, usage_threshold, meter_max_age)"
+        " VALUES ('day', 0, 24, 'UTC', '{all}', 'exact', 'plan', 80, 600)"
+    )
     # The row of the counter is there.
     pool.submit(instance="acme", terms={"locks": ["tree"]})
     pool.assigner().run_once()
@@ -485,6 +490,7 @@ def test_jobs_that_need_a_row_that_somebody_holds_keep_no_others_from_starting(
     pool.change("UPDATE counters SET most = 9, limited_by = ''")
     held = pool.submit(2, instance="acme", priority=-10, terms={"locks": ["tree"]})
     others = [*pool.submit(), *pool.submit(instance="shared"), *pool.submit(terms={"locks": ["other"]})]
+    others += pool.submit(terms={"job_class": "random"})
     settings = DatabaseSettings(lock_timeout=0.05)
     with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
         assigner = Pool(database, pool.timing, pool.chance).assigner(now=clock.monotonic)
@@ -493,7 +499,7 @@ def test_jobs_that_need_a_row_that_somebody_holds_keep_no_others_from_starting(
             for _ in range(3):
                 assigner.run_once()
             assert set(others) <= set(pool.granted())
-            assert not set(held) & set(pool.granted())
+            assert hold == "usage_meters" or not set(held) & set(pool.granted())
         assert [line["event"] for line in logs if line["log_level"] == "warning"] == [
             "somebody holds a row, so jobs that need it do not start"
         ]
