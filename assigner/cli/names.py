@@ -57,10 +57,16 @@ NEEDLESS_OPTIONS: Mapping[tuple[str, str], str] = {
 #: What other schedulers call an option of `submit` → what it is here.
 SUBMIT_OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("--array", "-a"), "is --file here, with a line for each job"),
-    **dict.fromkeys(("--cpus", "--cpus-per-task", "-c"), "is --resource cpu_milli=2000 here, for two cores"),
+    **dict.fromkeys(
+        ("--cpus", "--cpus-per-task", "-c"),
+        "is --resource cpu_milli=2000 here (two cores); it chooses the bot, bot.job_cpu_milli bounds attempts",
+    ),
     **dict.fromkeys(("--dependency", "--after", "-d"), "is a graph here: leasehold graph submit --help shows one"),
     **dict.fromkeys(("--gpus", "--gres"), "is --resource gpus=1 here"),
-    **dict.fromkeys(("--mem", "--memory"), "is --resource memory_mib=512 here"),
+    **dict.fromkeys(
+        ("--mem", "--memory"),
+        "is --resource memory_mib=512 here; it chooses the bot, bot.job_memory_mib bounds attempts",
+    ),
     **dict.fromkeys(("--name", "--job-name", "-J"), "is --label here, or --meta KEY=VALUE"),
     **dict.fromkeys(("--time", "--time-limit"), "is --timeout here"),
     **dict.fromkeys(
