@@ -39,47 +39,63 @@ WHERE id = ANY (ARRAY(SELECT s.job_id FROM ({SUBMISSIONS}) s))
 ORDER BY id FOR NO KEY UPDATE
 """)
 
-CANCEL = Statement(f"""
-WITH named AS MATERIALIZED (
-    SELECT s.id, s.job_id, s.withdrawn_at FROM ({SUBMISSIONS}) s WHERE s.job_id = ANY (CAST(:job_ids AS bigint[]))
-), found AS MATERIALIZED (
-    SELECT id, public_id, state, fence, abandoned_at FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[]))
-), wanted AS MATERIALIZED (
+# The statement that cancels. A job has one submission, and one more for each that joined it. It is cancelled once none
+# of them wants it; until then a submission that is cancelled only leaves it.
+
+#: Jobs that a submission wants which is not named in the call.
+_WANTED = """
     SELECT DISTINCT o.job_id
     FROM (SELECT job_id, public_id FROM job_followers
           WHERE job_id = ANY (CAST(:job_ids AS bigint[])) AND cancelled_at IS NULL
           UNION ALL SELECT id, public_id FROM found WHERE abandoned_at IS NULL) o
     LEFT JOIN named n ON n.id = o.public_id
-    WHERE n.id IS NULL AND NOT CAST(:all_submissions AS boolean)
-), judged AS MATERIALIZED (
+    WHERE n.id IS NULL AND NOT CAST(:all_submissions AS boolean)"""
+#: Jobs that can still be cancelled, and whether they are `shared` with such a submission.
+_JUDGED = """
     SELECT f.*, w.job_id IS NOT NULL AS shared FROM found f LEFT JOIN wanted w ON w.job_id = f.id
-    WHERE f.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')
-), moved AS (
+    WHERE f.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')"""
+#: Cancel a job that waits. Of one that has a bot, the bot's confirmation decides where it goes.
+_JOBS = f"""
     UPDATE jobs j SET
         state = CASE WHEN {WAITS} THEN 'cancelled' ELSE 'cancelling' END,
         finished_at = CASE WHEN {WAITS} THEN clock_timestamp() END,
         schedule_after = NULL,
         reason = CASE WHEN {WAITS} THEN 'cancelled before it started' ELSE j.reason END
     FROM judged f WHERE j.id = f.id AND NOT f.shared
-    RETURNING j.id, j.public_id, j.state, j.fence, f.state AS from_state
-), leaving AS MATERIALIZED (
-    SELECT n.id, f.id AS job_id, f.public_id, f.state, f.fence
-    FROM named n JOIN judged f ON f.id = n.job_id WHERE f.shared AND n.withdrawn_at IS NULL
-), own AS (
-    UPDATE jobs j SET abandoned_at = clock_timestamp() FROM leaving l WHERE j.id = l.job_id AND l.id = l.public_id
-), joined AS (
-    UPDATE job_followers SET cancelled_at = clock_timestamp() WHERE public_id = ANY (ARRAY(SELECT id FROM leaving))
-), asked AS (
+    RETURNING j.id, j.public_id, j.state, j.fence, f.state AS from_state"""
+_LEASES = f"""
     UPDATE leases l SET state = 'cancelling', stop_reason = 'cancel',
         due_at = now() + make_interval(secs => :sync + {kill_seconds("l.bot_id")})
     WHERE l.job_id = ANY (ARRAY(SELECT id FROM moved)) AND l.state IN ('pending', 'active', 'cancelling')
-    RETURNING l.bot_id
-), noted AS (
+    RETURNING l.bot_id"""
+#: Submissions that leave a shared job.
+_LEAVING = """
+    SELECT n.id, f.id AS job_id, f.public_id, f.state, f.fence
+    FROM named n JOIN judged f ON f.id = n.job_id WHERE f.shared AND n.withdrawn_at IS NULL"""
+#: Of a job's first submission the row of the job says that it has left, of one that joined its own row.
+_FIRST = """
+    UPDATE jobs j SET abandoned_at = clock_timestamp() FROM leaving l WHERE j.id = l.job_id AND l.id = l.public_id"""
+_JOINED = """
+    UPDATE job_followers SET cancelled_at = clock_timestamp() WHERE public_id = ANY (ARRAY(SELECT id FROM leaving))"""
+_EVENTS = """
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'cancel', from_state, state, fence, :actor,
         CASE WHEN CAST(:all_submissions AS boolean) THEN jsonb_build_object('all_submissions', true) END FROM moved
     UNION ALL
-    SELECT job_id, 'withdraw', state, state, fence, :actor, jsonb_build_object('submission', id) FROM leaving
+    SELECT job_id, 'withdraw', state, state, fence, :actor, jsonb_build_object('submission', id) FROM leaving"""
+CANCEL = Statement(f"""
+WITH named AS MATERIALIZED (
+    SELECT s.id, s.job_id, s.withdrawn_at FROM ({SUBMISSIONS}) s WHERE s.job_id = ANY (CAST(:job_ids AS bigint[]))
+), found AS MATERIALIZED (
+    SELECT id, public_id, state, fence, abandoned_at FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[]))
+), wanted AS MATERIALIZED ({_WANTED}
+), judged AS MATERIALIZED ({_JUDGED}
+), moved AS ({_JOBS}
+), leaving AS MATERIALIZED ({_LEAVING}
+), own AS ({_FIRST}
+), joined AS ({_JOINED}
+), asked AS ({_LEASES}
+), noted AS ({_EVENTS}
 ), told AS (
     SELECT wake('bots', string_agg(bot_id::text, ',')) FROM asked HAVING count(*) > 0
 ), done AS (

@@ -40,8 +40,27 @@ WITH involved AS MATERIALIZED (
 SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM involved)
 """
 LOCK_QUOTAS = {again: Statement(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again else "")) for again in (False, True)}
-# Everything that the plan rested on is checked again on the locked rows. Only who has locked the quota of an instance
-# keeps units for it. Units that the plan has not seen and that this transaction has not kept may be for the same job.
+# Everything that the plan rested on is checked again on the locked rows.
+
+#: The bot has room for the job once the victims, and all others that are asked to stop, are gone.
+_BOT_HAS_ROOM = f"""(SELECT b.capacity - b.in_use - b.kept_units + (SELECT sum(units) FROM victims) + coalesce((
+             SELECT sum(l.units) FROM {newest_leases("b.id", "b.held", columns="units, state")} l
+             WHERE l.state = 'cancelling'), 0) >= :units
+         FROM bots b WHERE b.id = :bot_id)"""
+#: No instance of the victims falls below its minimum.
+_VICTIMS_KEEP_MINIMUM = """NOT EXISTS (
+        SELECT FROM asked a JOIN quotas q ON q.cohort = a.cohort AND q.instance = a.instance
+        LEFT JOIN stopping s ON s.cohort = a.cohort AND s.instance = a.instance
+        WHERE q.usage - coalesce(s.units, 0) - a.units < q.min_quota)"""
+#: The job still waits, in time, and its instance needs it to reach its minimum, beside the units that bots keep for the
+#: instance. Only who has locked its quota keeps units for it. Units that the plan has not seen and that this
+#: transaction has not kept may be for the same job.
+_PREEMPTOR_NEEDS_IT = f"""EXISTS (
+        SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
+        JOIN instances i ON i.id = p.instance AND {DRAIN.of(instance="i")} CROSS JOIN kept k
+        WHERE p.id = :preemptor AND p.state = 'queued' AND k.unseen = 0
+            AND {IN_TIME.format(deadline="p.queue_deadline", grace=kill_seconds(":bot_id"))}
+            AND q.usage + p.units + k.units <= q.min_quota)"""
 STILL_VALID = Statement(f"""
 WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.cohort, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
@@ -64,20 +83,9 @@ WITH victims AS MATERIALIZED (
     WHERE b.kept_units > 0 AND b.cohort = :cohort AND b.kept_for = :instance
 )
 SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
-    AND (SELECT b.capacity - b.in_use - b.kept_units + (SELECT sum(units) FROM victims) + coalesce((
-             SELECT sum(l.units) FROM {newest_leases("b.id", "b.held", columns="units, state")} l
-             WHERE l.state = 'cancelling'), 0) >= :units
-         FROM bots b WHERE b.id = :bot_id)
-    AND NOT EXISTS (
-        SELECT FROM asked a JOIN quotas q ON q.cohort = a.cohort AND q.instance = a.instance
-        LEFT JOIN stopping s ON s.cohort = a.cohort AND s.instance = a.instance
-        WHERE q.usage - coalesce(s.units, 0) - a.units < q.min_quota)
-    AND EXISTS (
-        SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
-        JOIN instances i ON i.id = p.instance AND {DRAIN.of(instance="i")} CROSS JOIN kept k
-        WHERE p.id = :preemptor AND p.state = 'queued' AND k.unseen = 0
-            AND {IN_TIME.format(deadline="p.queue_deadline", grace=kill_seconds(":bot_id"))}
-            AND q.usage + p.units + k.units <= q.min_quota)
+    AND {_BOT_HAS_ROOM}
+    AND {_VICTIMS_KEEP_MINIMUM}
+    AND {_PREEMPTOR_NEEDS_IT}
 """)
 PREEMPT = Statement(f"""
 WITH asked AS (
