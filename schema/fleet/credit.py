@@ -25,9 +25,16 @@ class Credit:
     state: str
 
 
-# An attempt that was asked to stop says nothing about its bot, unless it ran too long. The counts of a bot change only
-# while its row is locked, and only the bots of these attempts are locked here. So a failure of another bot that no
-# longer counts is only marked (`returned`). Upkeep takes it back later.
+# `over` has the attempts that say something about their bots. One that was asked to stop says nothing, unless it ran
+# too long. `known`: the job has failed before. `blamed`: the bot against which that counts now. `due`: it has to be
+# taken back from a bot.
+#
+# A row of `blames` is the first failure of a job. It is made while the job is to run again (`blamed`). It is marked
+# when the job fails on another bot (`returned`) or succeeds there (`upheld`). It goes when the job ends on the bot
+# itself and nothing is due (`settled`), and an upheld one when the bot succeeds with any job (`forgiven`).
+#
+# The counts of a bot change only while its row is locked, and only the bots of these attempts are locked here. So what
+# was returned is taken back by upkeep later.
 RECORD = Statement("""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:verdicts AS text[]),
