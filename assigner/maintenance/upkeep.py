@@ -357,8 +357,8 @@ class Upkeep(Rounds):
     def _expire(self) -> None:
         """Close expired sessions page by page, each page in its own transaction.
 
-        If somebody holds a row that a page needs, such as the quota of an instance whose job ends, the sessions are
-        closed one by one. Those that need it are left for the next round.
+        If somebody holds a row that a page needs, such as the quota of an instance whose job ends, or one is wrong,
+        the sessions are closed one by one. Those that need it are left for the next round.
         """
         after, limit, left = 0, LIMIT, 0
         while True:
@@ -373,7 +373,7 @@ class Upkeep(Rounds):
 
             try:
                 bot_ids = self._database.run(page, urgent=True, repeat=limit > 1)
-            except psycopg.errors.LockNotAvailable:
+            except (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError):
                 if limit > 1:
                     limit = 1
                     continue
@@ -385,7 +385,7 @@ class Upkeep(Rounds):
                 break
             after = bot_ids[-1]
         if left:
-            log.warning("expired sessions are left, because somebody holds rows that they need", sessions=left)
+            log.warning("expired sessions are left: rows that they need are held, or wrong", sessions=left)
 
     def _overdue(self, *, since: float) -> bool:
         """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.

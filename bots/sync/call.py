@@ -300,10 +300,6 @@ class SyncCall:
             unlisted=self.sync.unlisted > 0 and not self.leaves,
         )
 
-    def put_off(self) -> None:
-        """Leave out which leases have begun and ended by the report. The bot reports it again."""
-        self.outcome.started, self.outcome.endings = [], []
-
     def size(self) -> None:
         """Take over the capacity that the bot reports, but not less than what it uses. It keeps no more units for an
         instance than it has."""

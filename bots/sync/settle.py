@@ -1,6 +1,7 @@
 """The sync call: compare what bots report with what they should hold, for many bots in one transaction."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -39,7 +40,7 @@ from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import localities
 from schema.moves.acknowledge import acknowledge, deliver
-from schema.moves.end import EndedAttempt, Verdict, end
+from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
 from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs
 from schema.moves.submissions import lock_jobs
@@ -79,6 +80,9 @@ def _locked(connection: Connection, message: OutputReport | AskInputs) -> Locked
     return check_session(None if row is None else LockedBot._make(row), epoch=message.epoch, secret=message.secret)
 
 
+_NOTHING = Statement("SELECT")
+#: What hinders a lease from beginning or ending: a row that somebody holds, or one that is wrong.
+HINDRANCES = (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError)
 #: Seconds for which calls wait only shortly for a lock, after one could not be had in time.
 CAREFUL = 30.0
 
@@ -119,9 +123,9 @@ class SyncService:
         should have now. An error is the answer to one call, which has changed nothing. The number of statements does
         not depend on the number of calls, except for bots that leave or fetch near a maximum.
 
-        If somebody holds a row that a single call needs, such as the quota of an instance whose job has ended, what
-        the call reports of begun and ended leases is put off: its answer lists them still, and the bot reports them
-        again. So no bot loses its session by a lock of others.
+        If somebody holds a row that a single call needs, such as the quota of an instance whose job has ended, or a
+        stored value cannot be used, what the call reports of the leases that need it is put off: its answer lists them
+        still, and the bot reports them again. So no bot loses its session by a row that is not its own.
 
         Errors are Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that
         name is open) or `stale_seq` (a later call has been answered), and BadInput for output that is not base64.
@@ -132,9 +136,10 @@ class SyncService:
             raise ValueError("two calls of one bot cannot be settled together")
         try:
             return self._run(calls, names)
-        except psycopg.errors.LockNotAvailable:
+        except HINDRANCES as error:
             if self._now() >= self._careful_until:
-                _log.warning("somebody holds a row, so the ends of some leases are put off", seconds=CAREFUL)
+                told = {"error": type(error).__name__, "bots": names[:3], "seconds": CAREFUL}
+                _log.warning("the ends of some leases are put off, as somebody holds a row or one is wrong", **told)
             self._careful_until = self._now() + CAREFUL
             if len(calls) > 1:
                 raise
@@ -205,7 +210,7 @@ class SyncService:
     ) -> Callable[[], list[Reply]]:
         """Settle the calls in this transaction, which may be run again.
 
-        puts_off: leases neither begin nor end by what is reported.
+        puts_off: leases that cannot begin or end as reported do not.
         Returns a function that returns the answers after the commit, with which the last statements travel.
         """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
@@ -221,7 +226,8 @@ class SyncService:
                 replies[nth] = refusal
         settled = self._compared(connection, settled, replies)
         for sync_call in settled if puts_off else ():
-            sync_call.put_off()
+            if sync_call.sync is not None:
+                self._put_off(connection, sync_call)
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, replies, returned)
@@ -245,6 +251,39 @@ class SyncService:
             return [replies[nth] for nth in range(len(calls))]
 
         return answers
+
+    def _put_off(self, connection: Connection, sync_call: SyncCall) -> None:
+        """Leave out of the report what cannot be applied. Each start and each end is tried alone, and undone."""
+        outcome = sync_call.outcome
+
+        def ends(ending: AttemptEnd) -> None:
+            returned = ReturnedUnits()
+            endings = limit_spared(connection, [ending])
+            capacities = {sync_call.bot.id: copy(sync_call.bot_capacity)}
+            end(
+                connection,
+                endings,
+                actor=[sync_call.actor],
+                pace=self._fetch.pace,
+                capacities=capacities,
+                returned=returned,
+                cooldown=self.cooldown,
+            )
+            returned.write(connection)
+
+        def is_possible(move: Callable[[], object]) -> bool:
+            try:
+                with connection.savepoint() as trial:
+                    move()
+                    connection.execute(_NOTHING)  # and what waits to be sent with the next statement
+                    trial.rollback()
+            except HINDRANCES:
+                return False
+            return True
+
+        starts = partial(acknowledge, connection, sync=self._timing.sync)
+        outcome.started = [each for each in outcome.started if is_possible(partial(starts, [each]))]
+        outcome.endings = [each for each in outcome.endings if is_possible(partial(ends, each))]
 
     def _compared(self, connection: Connection, settled: list[SyncCall], replies: dict[int, Reply]) -> list[SyncCall]:
         """Compare the report of each bot with its live leases; return the calls that are not refused by that.

@@ -291,3 +291,25 @@ def test_a_row_that_somebody_holds_ends_no_session_and_puts_off_no_end_but_its_o
     race.forget_errors()
     bot.sync(completed(work))
     assert pool.job(held).state == "succeeded"
+
+
+def test_a_wrong_row_ends_no_session_and_keeps_no_other_lease_or_session_from_ending(pool: Pool) -> None:
+    """The job that depends on one of them has a queue that is not there."""
+    first = submitted(pool, {1: [], 2: [{"node": 1, "on_failure": "run"}]}).jobs[1]
+    (plain,) = pool.submit()
+    bot = pool.bot("bot-1", capacity=2)
+    works = pool.given(bot)
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    answer = bot.sync(*(completed(work) for work in works))
+    assert [lease["job"] for lease in answer["leases"]] == [first]
+    assert pool.job(plain).state == "succeeded"
+    pool.bot("bot-2")
+    pool.change("INSERT INTO ticks (name, at, grace_until) VALUES ('reaper', now(), now() - interval '1 s')")
+    pool.change("UPDATE jobs SET attempts = max_attempts - 1, kills = 2 WHERE state = 'running'")
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    (sessions,) = (duty for duty in pool.upkeep().duties if duty.name == "sessions")
+    sessions.run()
+    assert [row.status for row in pool.rows("SELECT status FROM bots ORDER BY name")] == ["ok", "gone"]
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    sessions.run()
+    assert pool.job(first).state == "dead"
