@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import psycopg
 import structlog
+from leasehold.errors import NotReady
 
 from assigner.admission.gates import ReleaseTime
 from assigner.cycle.settings import AssignerSettings
@@ -136,7 +137,11 @@ class ConflictBackoff:
         kept_plans: bool = False,
     ) -> T | None:
         """Run `work` in one transaction, begun anew when it is undone, for which `undone` is called. Return None if
-        every try was undone, which is no error: those who did it have gone on. kept_plans: as of `Database.run`."""
+        every try was undone, which is no error: those who did it have gone on. kept_plans: as of `Database.run`.
+
+        After any other error than an outage jobs with constraints are left for a while: most of what can go wrong by a
+        stored value is theirs.
+        """
 
         def note() -> None:
             undone()
@@ -144,20 +149,27 @@ class ConflictBackoff:
 
         try:
             return database.run(work, undone=note, kept_plans=kept_plans)
-        except psycopg.Error as error:
+        except NotReady:
+            raise
+        except Exception as error:
             if not is_conflict(error):
+                self._hinder(2, "a cycle failed, so jobs with constraints do not start")
                 raise
             if isinstance(error, psycopg.errors.LockNotAvailable):
-                self._hindered = self._hindered + 1 if self.is_hindered else 1
-                if self._hindered == 1:
-                    self._hindered_until = self._now() + HINDERED
-                    log.warning("somebody holds a row, so jobs that need it do not start", seconds=HINDERED)
+                level = self._hindered + 1 if self.is_hindered else 1
+                self._hinder(level, "somebody holds a row, so jobs that need it do not start")
             return None
+
+    def _hinder(self, level: int, said: str) -> None:
+        if not self.is_hindered:
+            self._hindered_until = self._now() + HINDERED
+            log.warning(said, seconds=HINDERED)
+        self._hindered = level
 
     def may_charge(self, connection: Connection) -> bool:
         """Return whether this transaction may grant against limits: nothing was undone lately, or nobody else that is
         careful does so, who then has to wait for this transaction. It may not if it was hindered again although it went
-        round the held rows."""
+        round the held rows, or after another error."""
         if self.is_hindered and self._hindered > 1:
             return False
         return self._now() >= self._until or advisory.try_take_exclusive(connection)

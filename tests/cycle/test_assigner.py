@@ -5,9 +5,11 @@ import random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from assigner.admission.controller import AdmissionController
 from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
-from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
+from assigner.cycle.pacing import HINDERED, LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
 from assigner.preemption.plan import QuotaSettings
@@ -353,3 +355,25 @@ def test_there_are_as_many_slots_as_cores_unless_configured(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert (concurrent_batches(None), concurrent_batches(3)) == (number, 3)
+
+
+def test_after_an_error_of_jobs_with_constraints_the_others_start(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (constrained,), (plain,) = pool.submit(terms={"locks": ["tree"]}), pool.submit()
+    pool.bot(capacity=2)
+
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("a stored value is none of this version")
+
+    monkeypatch.setattr(AdmissionController, "read_front", fails)
+    moment = 0.0
+    assigner = pool.assigner(now=lambda: moment)
+    with capture_logs() as logs:
+        with pytest.raises(TypeError):
+            assigner.run_once()
+        assigner.run_once()
+    assert pool.granted() == [plain]
+    assert [line["event"] for line in logs] == ["a cycle failed, so jobs with constraints do not start"]
+    monkeypatch.undo()
+    moment = HINDERED
+    assigner.run_once()
+    assert pool.granted() == [plain, constrained]
