@@ -13,7 +13,7 @@ from schema.picking.constrained import FIRST_QUEUE, ConstrainedQueue, QueueHead,
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import WIDTHS
 from schema.picking.queues import AWAKE, CONSTRAINED
-from schema.picking.ready import ROOM, SERVED, Scope, queues_in_scope
+from schema.picking.ready import OFFERED, ROOM, Scope, queues_in_scope
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 from schema.predicates import IN_CONSTRAINED_FRONT, STILL_READY
@@ -23,10 +23,10 @@ _FRONT = head_cursor.head_jobs(
     limit="(SELECT jobs FROM room) * :spare * :reach",
     ready=IN_CONSTRAINED_FRONT,
 )
-# Whether jobs may start is judged for one queue of each kind: what differs between the others is their keys, and
-# whether they rest. These kinds come as one value with the first row, because a join would compare each job with each
-# kind. The queue of a job is looked up.
-_KINDS = """
+# Whether some bot has room is judged for one of the queues that differ only in their keys, and in whether they rest.
+# Those for which it has come as one value with the first row, because a join would compare each job with each of them.
+# The queue of a job is looked up.
+_ALIKE = """
     SELECT jsonb_agg(jsonb_build_array(cohort, instance, platform, units, name, headroom, managed)) FROM offered"""
 FRONT = Statement(f"""
 WITH RECURSIVE {ROOM}, {_FRONT}, picked AS MATERIALIZED (
@@ -34,13 +34,11 @@ WITH RECURSIVE {ROOM}, {_FRONT}, picked AS MATERIALIZED (
     FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM front)) AND {STILL_READY}
     ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) * :spare FOR NO KEY UPDATE SKIP LOCKED
 ), waiting AS MATERIALIZED (SELECT min(queue) AS queue FROM picked GROUP BY cohort, instance, platform, units
-), {queues_in_scope(CONSTRAINED, more=constrained.MORE)}, offered AS MATERIALIZED (
-    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({SERVED})
-)
+), {queues_in_scope(CONSTRAINED, more=constrained.MORE)}, {OFFERED}
 SELECT {constrained.HEAD}, j.queue, j.cohort, j.instance, j.platform, q.constraint_set, q.tried, q.awake,
     CASE WHEN row_number() OVER () = 1 THEN statement_timestamp() END AS now,
     CASE WHEN row_number() OVER () = 1 THEN jsonb_build_array(
-        ({head_cursor.SCANNED}), ({_KINDS}), (SELECT jobs FROM room), {rates.ANY_ADVICE}, {class_reserves.ANY_RESERVE}
+        ({head_cursor.WALKED}), ({_ALIKE}), (SELECT jobs FROM room), {rates.ANY_ADVICE}, {class_reserves.ANY_RESERVE}
     ) END AS seen
 FROM (SELECT) nothing LEFT JOIN picked j ON true
 LEFT JOIN LATERAL (
@@ -74,16 +72,16 @@ def read_front(
     """
     values = {**scope.values(), "batch": batch, "served": scope.served, "spare": spare}
     for reach in WIDTHS:
-        scan = cursor.begin()
-        rows = connection.execute(FRONT, {**values, **scan.values(), "reach": reach}).all()
-        scanned, kinds, free_units, pressed, reserved = rows[0].seen
+        walk = cursor.begin()
+        rows = connection.execute(FRONT, {**values, **walk.values(), "reach": reach}).all()
+        told, alike, free_units, pressed, reserved = rows[0].seen
         wanted = free_units * spare
-        walked = cursor.learn(scan, scanned, limit=wanted * reach)
+        walked = cursor.learn(walk, told, limit=wanted * reach)
         picked = [row for row in rows if row[0] is not None]
         is_cut = walked >= wanted * reach
         if len(picked) == wanted or not is_cut:
             break
-    heads = _heads(connection, picked, {(*each[:4],): each[4:] for each in kinds or ()}, terms)
+    heads = _heads(connection, picked, {(*each[:4],): each[4:] for each in alike or ()}, terms)
     is_cut = is_cut or len(picked) < walked
     if is_cut and 2 * len(heads) < len(picked):
         return None
@@ -93,21 +91,21 @@ def read_front(
 
 
 def _heads(
-    connection: Connection, rows: list[Row], kinds: dict[tuple[int, ...], list[Any]], terms: Terms
+    connection: Connection, rows: list[Row], offered: dict[tuple[int, ...], list[Any]], terms: Terms
 ) -> list[QueueHead]:
-    """Return the jobs whose queues are awake and of one of these kinds, in their order."""
+    """Return the jobs whose queues are awake and are offered to some bot, in their order."""
     constrained.add_terms(connection, {row[_QUEUE + 4] for row in rows}, terms)
     queues, found = dict[QueueId, ConstrainedQueue](), list[QueueHead]()
     # Columns are taken by position. Names would take half of the time, once for each job.
     for row in rows:
         values: Sequence[Any] = row
         queue_id, cohort, instance, platform, constraint_set, tried, is_awake = values[_QUEUE : _QUEUE + 7]
-        kind = kinds.get((cohort, instance, platform, values[3]))
-        if kind is None or not is_awake:
+        of_queue = offered.get((cohort, instance, platform, values[3]))
+        if of_queue is None or not is_awake:
             continue
         queue = queues.get(queue_id)
         if queue is None:
-            name, headroom, managed = kind
+            name, headroom, managed = of_queue
             known = terms[constraint_set]
             queue = queues[queue_id] = ConstrainedQueue(
                 queue_id, cohort, instance, platform, constraint_set, name, known, headroom, 0, managed, tried

@@ -54,9 +54,9 @@ stretches AS MATERIALIZED (
     ORDER BY h.rank, h.queued_at, h.id LIMIT {limit}
 )"""
 
-#: What a walk tells about itself, a value: how many jobs it read, when, and of each lane when the first one was queued
-#: and its id.
-SCANNED = """
+#: What a walk tells about itself, as one value: how many jobs it read, when, and of each lane when the first one was
+#: queued and its id.
+WALKED = """
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
         SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
         FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
@@ -90,19 +90,19 @@ class HeadCursor:
         self._now = now
         self._lock = threading.Lock()
         self._since: dict[RankLane, Place] = {}
-        self._full_scan_throttle = clock.Throttle(now)
+        self._whole_walk_throttle = clock.Throttle(now)
         self._disabled_for = 0
 
-    def begin(self) -> "Scan":
-        """Where the next walk is to begin."""
+    def begin(self) -> "Walk":
+        """Return the next walk, which the caller makes and reports to `learn`."""
         with self._lock:
-            whole = not self._since or self._full_scan_throttle.try_begin()
-            return Scan(self._now(), whole, {} if whole else dict(self._since))
+            whole = not self._since or self._whole_walk_throttle.try_begin()
+            return Walk(self._now(), whole, {} if whole else dict(self._since))
 
-    def learn(self, walk: "Scan", told: tuple[int, float, Any], *, limit: int) -> int:
+    def learn(self, walk: "Walk", told: tuple[int, float, Any], *, limit: int) -> int:
         """Take note of what a walk found; returns how many jobs it read.
 
-        told: the value of `SCANNED`.
+        told: the value of `WALKED`.
         limit: the number of jobs that the walk could read at most.
         """
         seconds = self._now() - walk.began
@@ -113,7 +113,7 @@ class HeadCursor:
         late = at - LATE, 0
         with self._lock:
             if walk.whole:
-                self._full_scan_throttle.finished(seconds, quick=QUICK if walked >= MANY else clock.QUICK_SECONDS)
+                self._whole_walk_throttle.finished(seconds, quick=QUICK if walked >= MANY else clock.QUICK_SECONDS)
                 if walked >= limit:
                     self._since.clear()
             if walked < limit:
@@ -144,8 +144,9 @@ class HeadCursor:
 
 
 @dataclass(frozen=True)
-class Scan:
-    """One walk: `whole` from the very beginning, else from where each of these lanes was seen to begin."""
+class Walk:
+    """One walk along the front: `whole` from the very beginning, else from where each of these lanes was seen to
+    begin."""
 
     began: float
     whole: bool

@@ -164,7 +164,7 @@ WITH RECURSIVE {room}, {heads}, picked AS MATERIALIZED (
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), {order}
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.*, {scan} AS scan, CASE WHEN row_number() OVER () = 1 THEN ({headrooms}) END AS headrooms,
+SELECT r.*, {told}, CASE WHEN row_number() OVER () = 1 THEN ({headrooms}) END AS headrooms,
     {picked}, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
     p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
@@ -205,9 +205,9 @@ class Pick:
             order=self.order.value,
             headrooms=_HEADROOMS,
             still_ready=STILL_READY,
-            scan=f"CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END"
+            told=f"CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.WALKED}) END AS walked"
             if front
-            else "EXISTS (SELECT FROM cut)",
+            else "EXISTS (SELECT FROM cut) AS is_cut",
         )
 
     def _front(self) -> str:
@@ -263,7 +263,7 @@ def pick_jobs(
     for reach in WIDTHS:
         rows = connection.execute(queues, {**values, "reach": reach}).all()
         seen, found = rows[0], _ready_jobs(rows)
-        was_cut_short = seen.scan and 2 * len(found) < seen.jobs
+        was_cut_short = seen.is_cut and 2 * len(found) < seen.jobs
         is_contended = len(found) < seen.jobs and seen.heads >= seen.jobs * reach
         if not (was_cut_short or is_contended):
             break
@@ -276,10 +276,10 @@ def _from_front(
     """Pick from the front alone. None if some instance is below its minimum, or if most of the front may not be
     taken."""
     for reach in WIDTHS:
-        scan = cursor.begin()
-        rows = connection.execute(statement, {**values, **scan.values(), "reach": reach}).all()
+        walk = cursor.begin()
+        rows = connection.execute(statement, {**values, **walk.values(), "reach": reach}).all()
         seen, found = rows[0], _ready_jobs(rows)
-        walked = cursor.learn(scan, seen.scan, limit=seen.jobs * reach)
+        walked = cursor.learn(walk, seen.walked, limit=seen.jobs * reach)
         if seen.below:
             return None
         if len(found) == seen.jobs or walked < seen.jobs * reach:

@@ -101,7 +101,7 @@ WITH RECURSIVE free_kinds AS (
     ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), rank, queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
-SELECT r.*, EXISTS (SELECT FROM cut) AS scan, CASE WHEN row_number() OVER () = 1 THEN (
+SELECT r.*, EXISTS (SELECT FROM cut) AS is_cut, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_agg(jsonb_build_array(cohort, instance, headroom)) FROM (
         SELECT DISTINCT cohort, instance, headroom FROM offered
         WHERE headroom IS NOT NULL AND (queue IN (SELECT queue FROM picked)) IS TRUE) q) END AS headrooms,

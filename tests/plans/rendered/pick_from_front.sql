@@ -97,7 +97,7 @@ SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
         SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
         FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
               ORDER BY cohort, rank, queued_at, id) lane))
-    FROM front) END AS scan, CASE WHEN row_number() OVER () = 1 THEN (
+    FROM front) END AS walked, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_agg(jsonb_build_array(cohort, instance, headroom)) FROM (
         SELECT DISTINCT cohort, instance, headroom FROM offered
         WHERE headroom IS NOT NULL AND (queue IN (SELECT queue FROM picked)) IS TRUE) q) END AS headrooms,
