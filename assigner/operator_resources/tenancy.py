@@ -24,7 +24,7 @@ from assigner.operator_resources.declaration import (
 )
 from schema.accounting import accounts, counters, quotas
 from schema.accounting.accounts import Account
-from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
+from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, CounterFamily
 from schema.accounting.quotas import QuotaChange
 from schema.fields import Name
 from schema.postgres.connection import Connection
@@ -385,19 +385,21 @@ class ProjectQuota(Row):
     cost: float | None = given(unit="cost", help="maximum within the rolling window")
 
 
-def _cost_quotas(connection: Connection, _: Page, *, kind: Kind) -> list[dict[str, Any]]:
+def _cost_quotas(connection: Connection, _: Page, *, family: CounterFamily) -> list[dict[str, Any]]:
     return [
-        {"instance": each.names[0], kind.noun: each.names[1], "used": each.used, "cost": each.most}
-        for each in counters.limits(connection, kind)
+        {"instance": each.names[0], family.noun: each.names[1], "used": each.used, "cost": each.most}
+        for each in counters.limits(connection, family)
     ]
 
 
-def _set_costs(connection: Connection, wanted: Sequence[tuple[Keys, CostRequest]], by: By, *, kind: Kind) -> None:
-    counters.set_limits(connection, kind, {tuple(keys): body.cost for keys, body in wanted}, **by)
+def _set_costs(
+    connection: Connection, wanted: Sequence[tuple[Keys, CostRequest]], by: By, *, family: CounterFamily
+) -> None:
+    counters.set_limits(connection, family, {tuple(keys): body.cost for keys, body in wanted}, **by)
 
 
-def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
-    noun = kind.noun
+def _cost_resource(family: CounterFamily, row: type[Row]) -> Resource[Any]:
+    noun = family.noun
 
     def printed(done: Mapping[str, Any]) -> str:
         cost = "any amount" if done["cost"] is None else f"{done['cost']:g}"
@@ -410,7 +412,7 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
         help=f"How much the jobs of one {noun} may cost within the window.",
         keys=(Key("instance", "INSTANCE", instance=True), Key(noun, "NAME")),
         row=row,
-        rows=partial(_cost_quotas, kind=kind),
+        rows=partial(_cost_quotas, family=family),
         columns=(
             ("instance", "instance"),
             (noun, noun),
@@ -420,14 +422,14 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
         set=Setting(
             help=f"Set how much the jobs of one {noun} may cost within the window; none = any amount.",
             model=CostRequest,
-            apply_all=partial(_set_costs, kind=kind),
+            apply_all=partial(_set_costs, family=family),
             arguments=("cost",),
             stops={"cost": "none of these jobs starts while they may cost 0"},
         ),
         printed=printed,
         remove=Removal(
             help=f"Let the jobs of a {noun} cost any amount.",
-            apply_all=lambda connection, names, by: counters.remove_limits(connection, kind, names, **by),
+            apply_all=lambda connection, names, by: counters.remove_limits(connection, family, names, **by),
             printed=f"{noun} {{{noun}}} of {{instance}} may cost any amount",
         ),
     )

@@ -336,8 +336,8 @@ SELECT name FROM instances WHERE name = ANY (CAST(:names AS text[])) UNION SELEC
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of limited thing: class, owner, project or lock.
+class CounterFamily:
+    """Counters that operators limit by names: of classes, owners, projects or locks.
 
     noun: its word in messages. first, last: the parts of the counter's name before and after the operator's names.
     names: how many names an operator gives. owner, known_owners: what the first of these names, and the query that
@@ -361,11 +361,11 @@ class Kind:
         return tuple(counter.split(":")[1 : 1 + self.names])
 
 
-JOBS_OF_CLASS = Kind("class", "class", 1, owner="class", known_owners=_KNOWN_CLASSES, last="jobs")
-COST_OF_OWNER = Kind("owner", "owner", 2, last="cost")
-COST_OF_PROJECT = Kind("project", "project", 2, last="cost")
+JOBS_OF_CLASS = CounterFamily("class", "class", 1, owner="class", known_owners=_KNOWN_CLASSES, last="jobs")
+COST_OF_OWNER = CounterFamily("owner", "owner", 2, last="cost")
+COST_OF_PROJECT = CounterFamily("project", "project", 2, last="cost")
 #: A lock has one slot unless an operator sets another number.
-SLOTS_OF_LOCK = Kind("lock", "lock", 2, unnamed=1.0)
+SLOTS_OF_LOCK = CounterFamily("lock", "lock", 2, unnamed=1.0)
 
 
 @dataclass(frozen=True)
@@ -381,17 +381,17 @@ class CounterLimit:
     limited_by: str | None
 
 
-def limits(connection: Connection, kind: Kind, *, names: Sequence[str] | None = None) -> list[CounterLimit]:
-    """Every limit of a kind, ordered by name. Locks that jobs have used are listed even without a limit, but for those
-    that have it from a pattern. names: only that one, wherever it has its limit from."""
-    values = {"pattern": kind.counter(["%"] * kind.names), "unlimited": kind.unnamed is not None}
-    rows = connection.execute(_LIST, {**values, "name": None if names is None else kind.counter(names)})
-    return [CounterLimit(kind.named(row.name), row.used, row.most, row.limited_by) for row in rows]
+def limits(connection: Connection, family: CounterFamily, *, names: Sequence[str] | None = None) -> list[CounterLimit]:
+    """Every limit of a family, ordered by name. Locks that jobs have used are listed even without a limit, but for
+    those that have it from a pattern. names: only that one, wherever it has its limit from."""
+    values = {"pattern": family.counter(["%"] * family.names), "unlimited": family.unnamed is not None}
+    rows = connection.execute(_LIST, {**values, "name": None if names is None else family.counter(names)})
+    return [CounterLimit(family.named(row.name), row.used, row.most, row.limited_by) for row in rows]
 
 
 def set_limits(
     connection: Connection,
-    kind: Kind,
+    family: CounterFamily,
     wanted: Mapping[tuple[str, ...], float | None],
     *,
     actor: str,
@@ -406,15 +406,15 @@ def set_limits(
     for (*owner, last), most in wanted.items():
         for name in owner:
             check_name("name", name)
-        (limit_patterns.check if kind is SLOTS_OF_LOCK else check_name)("name", last)
+        (limit_patterns.check if family is SLOTS_OF_LOCK else check_name)("name", last)
         if most is not None and not 0 <= most <= MAX_COST:
             raise BadInput("limit", f"must be between 0 and {MAX_COST:g}")
     owners = sorted({names[0] for names in wanted})
-    known = set(connection.execute(kind.known_owners, {"names": owners}).scalars())
+    known = set(connection.execute(family.known_owners, {"names": owners}).scalars())
     for name in owners:
         if name not in known:
-            raise NotFound(f"{kind.owner}: there is no {kind.owner} '{name}'")
-    counters = {kind.counter(names): most for names, most in wanted.items()}
+            raise NotFound(f"{family.owner}: there is no {family.owner} '{name}'")
+    counters = {family.counter(names): most for names, most in wanted.items()}
     # A change of patterns waits for other changes. It comes first, because nobody may wait so while it holds a row.
     for counter in [name for name in counters if limit_patterns.is_pattern(name)]:
         most = counters.pop(counter)
@@ -425,16 +425,16 @@ def set_limits(
 
 
 def remove_limits(
-    connection: Connection, kind: Kind, wanted: Sequence[Sequence[str]], *, actor: str, reason: str = ""
+    connection: Connection, family: CounterFamily, wanted: Sequence[Sequence[str]], *, actor: str, reason: str = ""
 ) -> None:
-    """Remove limits by their names; the default of their kind applies again. Raises NotFound if one was not set."""
-    named = {kind.counter(names): "/".join(names) for names in wanted}
+    """Remove limits by their names; the default of their family applies again. Raises NotFound if one was not set."""
+    named = {family.counter(names): "/".join(names) for names in wanted}
     for counter in [name for name in named if limit_patterns.is_pattern(name)]:
         del named[counter]
         limit_patterns.remove_lock(connection, counter, actor=actor, reason=reason)
     if not named:
         return
-    is_lock = kind is SLOTS_OF_LOCK
+    is_lock = family is SLOTS_OF_LOCK
     if is_lock:
         connection.execute(limit_patterns.CHANGE_LOCKS)
     rows = connection.execute(_HELD, {"names": sorted(named)})
@@ -442,8 +442,8 @@ def remove_limits(
             if (row.limited_by == limit_patterns.BY_NAME if is_lock else row.most is not None)}  # fmt: skip
     for counter, name in named.items():
         if counter not in held:
-            raise NotFound(f"{kind.noun}: '{escaped(name, 127)}' has no limit")
-    removed = dict.fromkeys(named, kind.unnamed)
+            raise NotFound(f"{family.noun}: '{escaped(name, 127)}' has no limit")
+    removed = dict.fromkeys(named, family.unnamed)
     limit_all(connection, removed)
     if is_lock:
         connection.execute(_RELEASE_LOCKS, {"names": sorted(named)})
