@@ -6,14 +6,16 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Depends, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, NotFound
 from pydantic import BaseModel, Field
 
+from assigner import forecasting
 from assigner.admission.rules import RULES
 from assigner.api import models
-from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
+from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, UNUSABLE, Caller, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.explain import forecast as start_forecast
 from assigner.explain.forecast import StartForecast
@@ -138,6 +140,7 @@ class Forecast(BaseModel):
 
 JobClass = Annotated[str, Query(alias="class", description="class of the job")]
 
+log = structlog.get_logger()
 router = APIRouter(prefix="/v1", tags=["operators"])
 
 
@@ -363,14 +366,22 @@ async def list_forecasts(request: Request) -> ForecastList:
     At most 50 groups, those with the most waiting jobs first.
     """
     state = request.app.state
-    foreseen = partial(
+    foresee = partial(
         start_forecast.foresee, cooldown=state.sync_service.cooldown, rules=getattr(state, "rules", RULES)
     )
+
+    def foreseen(connection: Connection, job: int) -> StartForecast:
+        try:
+            with connection.savepoint():
+                return StartForecast.of(foresee(connection, job).forecast)
+        except UNUSABLE:
+            log.exception("the start of a job could not be foreseen", job=job)
+            return StartForecast.of(forecasting.Forecast(reason="a stored value keeps it from being foreseen"))
 
     def work(connection: Connection) -> ForecastList:
         connection.execute(SNAPSHOT)
         groups = [
-            ForecastOfGroup(**asdict(each), forecast=StartForecast.of(foreseen(connection, each.last).forecast))
+            ForecastOfGroup(**asdict(each), forecast=foreseen(connection, each.last))
             for each in forecasts.waiting(connection, limit=MAX_FORECASTS)
         ]
         kept = [ForecastsKept(**asdict(each), coverage=each.coverage) for each in forecasts.judged(connection)]

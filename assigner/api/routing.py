@@ -61,7 +61,7 @@ JobId = Annotated[str, Path(max_length=200)]
 
 
 #: What a stored value raises that cannot be used, in the database or here.
-_UNUSABLE = (psycopg.DataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+UNUSABLE = (psycopg.DataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 async def judged(run: Callable[[Callable[[Connection], Any]], Awaitable[Any]], work: Callable[..., Any]) -> Any:
@@ -71,7 +71,7 @@ async def judged(run: Callable[[Callable[[Connection], Any]], Awaitable[Any]], w
     """
     try:
         return await run(work)
-    except _UNUSABLE:
+    except UNUSABLE:
         log.exception("why the jobs of a list wait could not be judged")
         return await run(partial(work, judges=False))
 

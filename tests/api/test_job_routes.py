@@ -488,5 +488,9 @@ def test_a_stored_value_that_cannot_be_judged_hides_no_list(operator: httpx.Clie
     pool.change("INSERT INTO assigners (name, serves) VALUES ('of another version', '{}')")
     with capture_logs() as logs:
         found = operator.get("/v1/jobs").json()["jobs"]
+        (group,) = operator.get("/v1/forecasts").json()["waiting"]
     assert [(each["id"], each["why"]) for each in found] == [(job, "a bot, a limit or its turn")]
-    assert [line["event"] for line in logs] == ["why the jobs of a list wait could not be judged"]
+    assert group["forecast"]["reason"] == "a stored value keeps it from being foreseen"
+    assert [line["event"] for line in logs] == [
+        *("why the jobs of a list wait could not be judged", "the start of a job could not be foreseen"),
+    ]
