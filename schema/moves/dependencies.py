@@ -193,10 +193,11 @@ def unblock(connection: Connection, ended: Mapping[int, str], *, due: Collection
     The log tells of it when the transaction commits, so that a repeated transaction is told once.
     """
     where = {"ids": list(ended), "states": list(ended.values()), "due": list(due)}
-    locked = connection.execute(LOCK, where).all()
-    # A node whose job was replaced by a retry while we waited for it has another id now.
-    while locked and len(locked) < locked[0].touched:
-        locked = connection.execute(LOCK, where).all()
+    locked, before = connection.execute(LOCK, where).all(), None
+    # A node whose job was replaced by a retry while we waited for it has another id now. One that is not there at the
+    # next look either has no row.
+    while locked and len(locked) < locked[0].touched and locked != before:
+        locked, before = connection.execute(LOCK, where).all(), locked
     if not locked:
         return UnblockResult()
     row = connection.execute(UNBLOCK, where).one()

@@ -279,3 +279,13 @@ def test_graphs_can_be_submitted_and_given_up_in_sql(pool: Pool) -> None:
         " JOIN jobs j ON j.id = n.job_id ORDER BY j.id"
     )
     assert [row.state for row in found] == ["cancelled", "cancelled", "queued", "blocked"]
+
+
+@pytest.mark.breaks_invariants
+def test_an_edge_to_a_node_that_is_not_there_keeps_no_parent_from_ending(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [1], 3: [1]})
+    pool.change("DELETE FROM graph_nodes WHERE node_no = 2")
+    bot = pool.bot()
+    bot.sync(*(completed(work) for work in pool.given(bot)))
+    assert pool.job(graph.jobs[1]).state == "succeeded"
+    assert pool.job(graph.jobs[3]).state == "leased", "the bot has fetched it"
