@@ -149,11 +149,12 @@ def first_causes(causes: Mapping[int, Cause], ids: Iterable[int]) -> dict[int, C
     """
     found: dict[int, Cause | None] = {}
     for row_id in ids:
-        at, passed = row_id, list[int]()
+        at, passed = row_id, dict[int, None]()
         while at not in found:
-            passed.append(at)
+            is_round = at in passed  # in a graph that was changed by hand
+            passed[at] = None
             cause = causes.get(at)
-            if cause is None or not cause.goes_on:
+            if cause is None or not cause.goes_on or is_round:
                 found[at] = cause
             else:
                 at = cause.parent

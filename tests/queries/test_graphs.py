@@ -190,3 +190,9 @@ def test_the_causes_of_a_chain_are_walked_once() -> None:
     firsts = graphs.first_causes(causes, range(1, 1001))
     assert {cause and cause.parent for n, cause in firsts.items() if n > 1} == {1}
     assert causes.steps == 1000
+
+
+def test_causes_that_go_round_in_a_graph_that_was_changed_by_hand_have_an_end() -> None:
+    causes = {1: NodeCause(2, True), 2: NodeCause(3, True), 3: NodeCause(2, True)}
+    firsts = graphs.first_causes(causes, [1, 3])
+    assert firsts == dict.fromkeys((1, 2, 3), causes[2])
