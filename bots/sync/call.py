@@ -252,10 +252,22 @@ class SyncCall:
         return 0 if sync is None or self.leaves or self.bot.sync_seq != sync.seq - 1 else sync.unlisted
 
     @property
+    def is_idle(self) -> bool:
+        """Return whether a bot without leases makes a call that may be held, and not its first one.
+
+        The number of such a call is not stored, because to settle it twice changes nothing.
+        """
+        call = self.call
+        if not isinstance(call, NewCall) or call.of_worker or call.sync.wait == 0 or self.bot.sync_seq == 0:
+            return False
+        return not (call.sync.leases or call.sync.unlisted or self.bot.held)
+
+    @property
     def changes_bot(self) -> bool:
         """Return whether the call changes anything of its bot but the end of its session."""
         bot, capacity = self.bot, self.bot_capacity
-        return (self.seq, self.status, capacity.capacity, capacity.in_use, capacity.held, capacity.kept) != (
+        seq = bot.sync_seq if self.sync is None or self.is_idle else self.seq
+        return (seq, self.status, capacity.capacity, capacity.in_use, capacity.held, capacity.kept) != (
             bot.sync_seq,
             bot.status,
             bot.capacity,
@@ -332,11 +344,9 @@ def check_call(nth: int, call: Call, bot: LockedBot | None, *, asked_at: float) 
         bot = check_session(bot, epoch=call.sync.epoch, secret=call.sync.secret)
         if call.of_worker:
             call = replace(call, sync=call.sync.model_copy(update={"seq": bot.sync_seq + 1}))
-        late = call.sync.seq < bot.sync_seq
     else:
         bot = _check_epoch(bot, epoch=call.epoch)
-        late = call.seq != bot.sync_seq
-    if late:
+    if _seq(call) < bot.sync_seq:
         raise Conflict("stale_seq", "a later call of this session has been answered")
     return SyncCall(
         nth,

@@ -42,7 +42,7 @@ from schema.fleet import localities
 from schema.moves.acknowledge import acknowledge, deliver
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
-from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs
+from schema.moves.sessions import IDLE_RENEWED_BELOW, RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs
 from schema.moves.submissions import lock_jobs
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.connection import Connection
@@ -384,7 +384,8 @@ class SyncService:
         changed = [
             sync_call
             for sync_call in settled
-            if sync_call.changes_bot or sync_call.remaining < self._timing.ttl * RENEWED_BELOW
+            if sync_call.changes_bot
+            or sync_call.remaining < self._timing.ttl * (IDLE_RENEWED_BELOW if sync_call.is_idle else RENEWED_BELOW)
         ]
         for sync_call in changed:
             sync_call.before = self._now() - sync_call.call.began
@@ -445,6 +446,9 @@ def _may_be_held(sync_call: SyncCall, call: NewCall) -> bool:
         return False
     if call.of_worker:
         return not sync_call.outcome.started
+    if sync_call.repeated and sync_call.due:
+        # Its deadline goes on until the call is answered.
+        return False
     # A bot says `draining` because it was asked to drain. If it is not any more, this is news as the drain was.
     knows = {BotStatus.OK.value: False, BotStatus.DRAINING.value: True}.get(call.sync.status, sync_call.bot.draining)
     return knows == sync_call.bot.draining

@@ -158,6 +158,8 @@ UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING 
 RENEWED_BELOW = 2 / 3
 #: The same while the bot's call is held: later, because such a bot has no work to lose.
 HELD_RENEWED_BELOW = 1 / 2
+#: The same at the call of a bot without leases, which will be held: the session is renewed meanwhile.
+IDLE_RENEWED_BELOW = 1 / 3
 # A heartbeat soon after another one does not write the expiry again. This transaction has locked the row, so that the
 # version that it finds is the one to change, and can be named by its place (ctid).
 RECORD_SYNCS = Statement(f"""
