@@ -23,7 +23,7 @@ class Timing(BaseModel):
     """Times in seconds, with defaults for production. Every process of a pool must have the same values.
 
     sync: after how long a bot that runs jobs calls again without news, at most a sixth of `ttl`. The gateway holds its
-        calls meanwhile, so that news reaches it at once. Doubling it halves the calls of bots with long jobs.
+        calls meanwhile, so that news reaches it at once. Doubling it and `ttl` halves the calls of such bots.
     ttl: how long a session lives without a call. Doubling it lets bots survive longer outages and doubles
         the time until a lost bot's jobs run elsewhere.
     reap: how often upkeep looks for expired sessions and overdue leases.

@@ -285,8 +285,8 @@ class AgentSession:
     def _wait(self) -> float:
         """Return the seconds for which the gateway may hold the next call.
 
-        The calls of a bot that runs jobs are held if it has no news but of starts, and reports all of its leases. At
-        most one that it does not wait for any more is still held.
+        The calls of a bot that runs jobs are held if it has no news but of starts, and reports all of its leases. While
+        a call that it has given up may still be held, it has no other one held.
         """
         if self._draining or self._in_doubt:
             return 0.0

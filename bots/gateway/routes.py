@@ -122,7 +122,9 @@ async def _held(state: State, asked: NewCall, watch: LongPoll) -> Response:
     held_sessions: HeldSessions = state.held_sessions
     told = KnownState(answer.bot_id, answer.epoch, answer.drain, answer.expires)
     watch.add(str(answer.bot_id), told.news)
-    seconds = _aligned_wait(min(asked.sync.wait, state.max_wait), now=clock.monotonic())
+    now = clock.monotonic()
+    # The bot counts from the sending of its call, and gives it up soon after that.
+    seconds = _aligned_wait(min(asked.sync.wait, state.max_wait) - (now - asked.began), now=now)
     with held_sessions.renewing(told):
         noticed = await watch.wait(seconds)
     if watch.gone:

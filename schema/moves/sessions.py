@@ -155,8 +155,9 @@ WITH overdue AS MATERIALIZED (
 UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING b.name
 """)
 #: A session is renewed at a call if less than this part of it is left.
-RENEWED_BELOW = 2 / 3
-#: The same while the bot's call is held: later, because such a bot has no work to lose.
+RENEWED_BELOW = 5 / 6
+#: The same while the bot's call is held: later, because a bot without leases has no work to lose. The call of a bot
+#: with leases, for which `RENEWED_BELOW` was enough at its beginning, ends before.
 HELD_RENEWED_BELOW = 1 / 2
 #: The same at the call of a bot without leases, which will be held: the session is renewed meanwhile.
 IDLE_RENEWED_BELOW = 1 / 3

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from bots.gateway.long_poll import rest
+from bots.sync.call import Call, HeldCall
 from schema import clock
 from schema.moves.sessions import close, expire, renew
 from schema.postgres.engine import Database
@@ -115,6 +116,21 @@ def test_a_long_call_without_news_ends_without_the_database(short: Served, monke
     assert 0 < sent + answer["expires_in"] - clock.monotonic() <= most, "the bot must not believe in more than it has"
     assert bot.sync(wait=0.05).json()["leases"] == []
     assert short.waits("bots") == 0
+
+
+def test_what_it_takes_to_settle_a_call_counts_as_a_part_of_its_wait(short: Served) -> None:
+    bot, batches = Bot(short), short.app.state.batches
+    settle = batches._settle
+
+    def slow(calls: Sequence[Call]) -> Sequence[bytes | HeldCall | Exception]:
+        clock.sleep(2.0)
+        found: Sequence[bytes | HeldCall | Exception] = settle(calls)
+        return found
+
+    batches._settle = slow
+    sent = clock.monotonic()
+    assert bot.sync(wait=2.5).status_code == 200
+    assert 2.0 < clock.monotonic() - sent < 4.0
 
 
 def test_a_session_that_a_failover_has_shortened_is_renewed_while_a_call_is_held(short: Served, pool: Pool) -> None:

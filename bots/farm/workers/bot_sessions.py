@@ -29,14 +29,12 @@ from bots.protocol import Sync
 from bots.sync.call import Call, Due, HeldCall, NewCall
 from bots.sync.settle import SyncService
 from schema import clock
+from schema.moves.sessions import RENEWED_BELOW
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
 #: The part of its deadline for which a call without news is held, and the most seconds.
 SHARE, MOST_HELD = 0.8, 50.0
-#: The session of a held call is renewed when less than this part of it is left: its worker may run actions, and a door
-#: that is killed must leave it time to find another one.
-RENEWED_BELOW = 5 / 6
 #: Sessions that may wait to be opened.
 OPENINGS = 10_000
 
@@ -67,6 +65,7 @@ class BotSessions:
     ) -> None:
         self._identity, self._upstream = identity, upstream
         self._opener = SessionOpener(database, bots, queue=OPENINGS, timing=timing, tracer=sync_service.tracer)
+        # A worker whose call is held may run actions, and needs time to find another door if this one is killed.
         self._held_sessions = HeldSessions(database, bots, ttl=timing.ttl, metrics=metrics, below=RENEWED_BELOW)
         self._payloads = Payloads(upstream, bots)
         self._batches = Batcher[Call, Due | HeldCall](sync_service.settle, bots)
