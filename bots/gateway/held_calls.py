@@ -142,6 +142,8 @@ class HeldSessions:
         A session that is late counts as due from now on: a failover may have lost its renewal.
         """
         held = list(self._held)
+        if not held:
+            return {}
         ends = [told.expires for told in held]
         # Of two calls of one bot the first knows less.
         known = {told.bot_id: told for told in reversed(held)}

@@ -1,5 +1,6 @@
 """The routes for bots: opening a session, the sync call with its long poll, and output between syncs."""
 
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -20,7 +21,8 @@ from schema.tenancy.tokens import Kind, Principal
 #: Status in the metrics of a call whose client hung up; it is never received.
 HUNG_UP = 499
 #: Waits of more than LONG seconds end early, at a multiple of WAIT_ALIGNMENT seconds. Many waits then end together, and
-#: their calls share a few transactions.
+#: their calls share a few transactions. A shorter wait relies on wake-ups alone: what one has missed, and the renewal
+#: of the session, are left to the bot's next call. So the leases of bots that run jobs are read at their calls only.
 LONG, WAIT_ALIGNMENT = 5.0, 0.5
 
 router = APIRouter(prefix="/v1", tags=["bots"])
@@ -125,7 +127,7 @@ async def _held(state: State, asked: NewCall, watch: LongPoll) -> Response:
     now = clock.monotonic()
     # The bot counts from the sending of its call, and gives it up soon after that.
     seconds = _aligned_wait(min(asked.sync.wait, state.max_wait) - (now - asked.began), now=now)
-    with held_sessions.renewing(told):
+    with held_sessions.renewing(told) if seconds > LONG else nullcontext():
         noticed = await watch.wait(seconds)
     if watch.gone:
         return _synced(state.metrics, b"", "hung_up")
