@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
 
-import psycopg
 import structlog
 from leasehold.states import JobState
 
@@ -31,6 +30,7 @@ from schema.moves.retention import (
 )
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.failures import HINDRANCES
 
 #: Seconds between two rounds while nothing is overdue.
 PAUSE = 1.0
@@ -51,9 +51,6 @@ LOOK_BACK = 60.0
 KEEP_KEYS_OF_CLIENTS = 3600.0
 #: The most graphs that are looked at for one that can be deleted: of each, nodes are read until one is kept.
 GRAPHS = 20
-
-#: A deletion that is refused for what a row has, for what refers to it, or because somebody holds what goes with it.
-REFUSALS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.LockNotAvailable)
 
 log = structlog.get_logger()
 
@@ -102,7 +99,7 @@ class Retention(Rounds):
         """
         try:
             return rows.run_once()
-        except REFUSALS:
+        except HINDRANCES:
             for _ in range(MOST_CALLS):
                 if not self._database.run(keep_days):
                     break
@@ -162,7 +159,7 @@ class OldRows:
         for _ in range(LEAST):
             try:
                 deleted = self._database.run(partial(self._delete, limit=1, since=self._since))
-            except REFUSALS as error:
+            except HINDRANCES as error:
                 found = self._database.run(partial(oldest, since=self._since))
                 if found is None:
                     return False

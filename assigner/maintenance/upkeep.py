@@ -9,13 +9,13 @@ from copy import copy
 from dataclasses import asdict
 from functools import partial
 
-import psycopg
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner import estimation, metrics
 from assigner.maintenance import forecasts, needs, unnamed_rows
 from assigner.maintenance.duties import Duty, Rounds
+from assigner.maintenance.expiry import Expiry
 from assigner.maintenance.forecasts import Forecasts, Foresee
 from assigner.maintenance.needs import Needs
 from assigner.maintenance.overflow import OverflowController
@@ -25,7 +25,6 @@ from schema import graphs
 from schema.accounting import counters, fair_share, limit_patterns, pool_samples, quotas
 from schema.accounting import forecasts as forecast_rows
 from schema.accounting.fair_share import FairShareSettings
-from schema.accounting.held_rows import SHORT_WAIT
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
@@ -36,7 +35,7 @@ from schema.moves.dependencies import count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.reassign import add_constraints, remove_constraints
-from schema.moves.sessions import close_overdue, expire, first_expired, first_expiry
+from schema.moves.sessions import close_overdue
 from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
 from schema.moves.waiting.priority import reprice, review_waiting
@@ -47,7 +46,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from schema.states import LeaseState
-from schema.tenancy import drains, processes
+from schema.tenancy import processes
 from schema.timing import Timing
 
 #: The most jobs that one transaction reviews, and the most such transactions in one round.
@@ -173,16 +172,14 @@ class Upkeep(Rounds):
         foresee: Foresee | None = None,
     ) -> None:
         self._database = database = copy(database)  # with the same connections
+        self._expiry = Expiry(database, timing=timing, actor=name, now=now, tracer=tracer)
         self._forecasts = None if foresee is None else Forecasts(database, foresee)
-        self.name, self._tracer = name, tracer
+        self.name = name
         super().__init__(pause=timing.reap, now=now)
         self._timing = timing
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._needs = Needs(database, now, since=LOOK_BACK * timing.reap)
         self._question = Duty("needs", 0, self._needs.ask)
-        self._ticks = drains.UPKEEP_TICKS
-        #: No session expires before this monotonic time.
-        self._first_expiry = 0.0
         self.reconfigure(settings, fair or FairShareSettings())
         metrics.observe_tick()
 
@@ -220,7 +217,7 @@ class Upkeep(Rounds):
 
     def _duties_of_sessions(self) -> Iterator[Duty]:
         """What keeps bots and leases alive or ends them; first, because other things wait for it."""
-        yield Duty("sessions", 0, self._sessions)
+        yield Duty("sessions", 0, self._expiry.run_once)
         yield self._question
         yield self._by_need("overdue leases", "overdue", partial(self._overdue, since=LOOK_BACK * self._timing.reap))
         yield Duty("all overdue leases", THOROUGH_INTERVAL, partial(self._overdue, since=EVER))
@@ -329,63 +326,6 @@ class Upkeep(Rounds):
     def _in_batches(self, batch: Callable[[Connection], int], *, full: int = LIMIT) -> Callable[[], bool]:
         """A run in batches until one is not full, at most DELETIONS, because a long round delays other duties."""
         return lambda: all(self._database.run(batch) >= full for _ in range(DELETIONS))
-
-    def _sessions(self) -> None:
-        """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back.
-
-        A look reads every bot. The next one comes when the first of those sessions expires, unless it has been renewed,
-        but within `ttl`: nothing shorter begins. Where gateways have a shorter `ttl`, or the server's clock jumps
-        ahead, a session may be closed up to `ttl` late.
-        """
-        ttl, began = self._timing.ttl, self._now()
-
-        def look(connection: Connection) -> float | None:
-            is_grace = drains.tick(connection, self._ticks[0], gap=ttl / 2, grace=ttl)
-            return None if is_grace or began < self._first_expiry else first_expiry(connection)
-
-        try:
-            left = self._database.run(look, urgent=True)
-        except psycopg.errors.LockNotAvailable:
-            self._ticks = self._ticks[::-1]  # somebody holds the tick; the other one may begin with a grace
-            left = self._database.run(look, urgent=True)
-        if left is not None:
-            self._first_expiry = began + min(left, ttl)
-            if left < 0:
-                self._expire()
-        metrics.observe_tick()
-
-    def _expire(self) -> None:
-        """Close expired sessions page by page, each page in its own transaction.
-
-        If somebody holds a row that a page needs, such as the quota of an instance whose job ends, or one is wrong,
-        the sessions are closed one by one. Those that need it are left for the next round.
-        """
-        after, limit, left = 0, LIMIT, 0
-        while True:
-
-            def page(connection: Connection, after: int = after, limit: int = limit) -> list[int]:
-                if limit == 1:
-                    connection.execute(SHORT_WAIT)
-                bot_ids, ended = expire(connection, after=after, limit=limit, actor=self.name)
-                if self._tracer is not None:
-                    self._tracer.trace(connection, ended)
-                return bot_ids
-
-            try:
-                bot_ids = self._database.run(page, urgent=True, repeat=limit > 1)
-            except (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError):
-                if limit > 1:
-                    limit = 1
-                    continue
-                left += 1
-                bot_ids = self._database.run(partial(first_expired, after=after), urgent=True)
-            else:
-                metrics.observe_reaped("session", len(bot_ids))
-            if len(bot_ids) < limit:
-                break
-            after = bot_ids[-1]
-        if left:
-            log.warning("expired sessions are left: rows that they need are held, or wrong", sessions=left)
 
     def _overdue(self, *, since: float) -> bool:
         """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.

@@ -87,7 +87,7 @@ FIRST_EXPIRY = Statement("""
 SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM bots WHERE status <> 'gone'
 """)
 EXPIRED = Statement("""
-SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
+SELECT id, session, held FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 FIRST_EXPIRED = Statement("""
@@ -138,6 +138,7 @@ SELECT m.id, 'forgive', m.state, m.state, m.fence, e.actor,
     jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', e.lost)
 FROM moved m CROSS JOIN unnest(m.lost, m.actors) AS e (lost, actor)
 """)
+STOP_RENEWING = Statement("UPDATE bots SET closing = true WHERE id = :id AND NOT closing")
 CLOSE = Statement(f"""
 {_SESSIONS_END}
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
@@ -405,16 +406,24 @@ def first_expiry(connection: Connection) -> float:
     return math.inf if left is None else float(left)
 
 
-def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:
+def expire(
+    connection: Connection, *, after: int, limit: int, actor: str, job_id: int | None = None
+) -> tuple[list[int], list[EndedAttempt]]:
     """Close up to `limit` sessions that have expired, of bots with an id above `after`. Their attempts end as lost.
 
-    Returns the ids of the bots and the ended attempts. Expiry is judged on the locked row.
+    job_id: end only this attempt of one bot. If others are left, its session is not closed, but is over for the bot.
+    Returns the ids of the bots whose sessions were closed, and the ended attempts. Expiry is judged on the locked row.
     """
-    sessions = {row.id: row.session for row in connection.execute(EXPIRED, {"after": after, "limit": limit})}
-    bot_ids = list(sessions)
-    if not bot_ids:
+    found = connection.execute(EXPIRED, {"after": after, "limit": limit}).all()
+    if not found:
         return [], []
-    ended = _end_sessions(connection, bot_ids, verdict=Verdict.LOST, actor=actor, reason="its bot was lost")
+    sessions = {row.id: row.session for row in found}
+    bot_ids, lost = list(sessions), _SessionEnd(Verdict.LOST, actor, "its bot was lost")
+    ended = _end_all(connection, dict.fromkeys(bot_ids, lost), only=job_id)
+    if job_id is not None and found[0].held > len(ended):
+        connection.execute(STOP_RENEWING, {"id": bot_ids.pop()})
+    connection.execute(CLOSE, {"ids": bot_ids})
+    wake(connection, "jobs")
     again = [attempt for attempt in ended if attempt.state == JobState.QUEUED]
     if again:
         connection.execute(
@@ -435,12 +444,20 @@ def first_expired(connection: Connection, *, after: int) -> list[int]:
     return [*connection.execute(FIRST_EXPIRED, {"after": after}).scalars()]
 
 
+def held_jobs(connection: Connection, *, bot_id: int) -> list[int]:
+    """Return the ids of the jobs of which the bot has leases, in order."""
+    return sorted(row.job_id for row in connection.execute(HELD_BY, {"bot_ids": [bot_id]}))
+
+
 def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:
     """End the session of a bot that leaves; its jobs are queued again without a lost attempt, ten times for each job.
 
     The caller has locked the bot. Its agent may only have been cut off, and by a job.
     """
-    return _end_sessions(connection, [bot_id], verdict=Verdict.RELEASED, actor=actor, reason="its bot left")
+    ended = _end_all(connection, {bot_id: _SessionEnd(Verdict.RELEASED, actor, "its bot left")})
+    connection.execute(CLOSE, {"ids": [bot_id]})
+    wake(connection, "jobs")
+    return ended
 
 
 def close_overdue(connection: Connection, limit: int) -> list[str]:
@@ -484,23 +501,15 @@ def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row]
     return found
 
 
-def _end_sessions(
-    connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
-) -> list[EndedAttempt]:
-    ended = _end_all(connection, dict.fromkeys(bot_ids, _SessionEnd(verdict, actor, reason)))
-    connection.execute(CLOSE, {"ids": list(bot_ids)})
-    wake(connection, "jobs")
-    return ended
-
-
-def _end_all(connection: Connection, ends: Mapping[int, _SessionEnd]) -> list[EndedAttempt]:
-    """End the leases of bots, given by bot id."""
+def _end_all(connection: Connection, ends: Mapping[int, _SessionEnd], *, only: int | None = None) -> list[EndedAttempt]:
+    """End the leases of bots, given by bot id; `only` that of this job, None = all."""
     if not ends:
         return []
     held = connection.execute(HELD_BY, {"bot_ids": list(ends)})
     endings = [
         AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, each.verdict, _told(each))
         for row, each in ((row, ends[row.bot_id]) for row in held)
+        if only in (None, row.job_id)
     ]
     endings = limit_spared(connection, endings)
     return end(

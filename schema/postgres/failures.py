@@ -27,6 +27,8 @@ EXHAUSTED = {
 #: A limit of the server. That the queue of notifications is full, because some session on the server listens and reads
 #: nothing, is told apart from others by the server's file that says so.
 LIMIT_EXCEEDED, NOTIFICATIONS = "54000", "async.c"
+#: What hinders a move that others need not wait for: a row that somebody holds, or one that is wrong.
+HINDRANCES = (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError)
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ Each case makes some rows due, holds the first of them, and runs the duty with a
 
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 
 import pytest
 from structlog.testing import capture_logs
@@ -27,6 +28,7 @@ from schema.requests import JobRequest
 from tests.support.explain import keep
 from tests.support.pool import Pool, completed, states, submitted
 from tests.support.race import Race
+from tests.support.tenancy import Tenancy
 
 Work = Callable[[Connection], object]
 
@@ -167,6 +169,7 @@ def test_a_session_behind_one_that_needs_a_held_row_expires(pool: Pool, race: Ra
         with race.first() as stranger, capture_logs() as logs:
             stranger.connection.execute_sql("SELECT FROM counters WHERE name LIKE 'lock:%' FOR UPDATE")
             sessions.run()
+        assert len(race.errors) <= 4, "for pages of two, for one session, and for its lease: each time once"
         holder, other = pool.rows("SELECT name, held, status FROM bots ORDER BY held DESC")
         assert (holder.status, other.status) == ("ok", "gone")
         assert [(line["log_level"], line["sessions"]) for line in logs] == [("warning", 1)]
@@ -174,6 +177,34 @@ def test_a_session_behind_one_that_needs_a_held_row_expires(pool: Pool, race: Ra
     pool.change("UPDATE ticks SET grace_until = now() - interval '1 s'")
     pool.upkeep().run_once()
     assert pool.job(held).state == "queued"
+
+
+@pytest.mark.conflicts
+def test_many_sessions_that_need_a_held_row_make_no_round_long_and_keep_no_other_session(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    """A look at the clock takes 0.4 s here, and a round goes on where the last one has ended."""
+    tenancy.quota("default", maximum=9)
+    for n in range(4):
+        pool.submit()
+        pool.given(pool.bot(f"bot-{n}"))
+    pool.bot("last")
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    pool.change("INSERT INTO ticks (name, at, grace_until) VALUES ('reaper', now(), now() - interval '1 s')")
+    ticking = count(1.0, 0.4)
+    (sessions,) = (duty for duty in pool.upkeep(now=lambda: next(ticking)).duties if duty.name == "sessions")
+    open_ones, rounds = "SELECT name FROM bots WHERE status <> 'gone' ORDER BY name", []
+    with race.first() as stranger:
+        stranger.connection.execute_sql("SELECT FROM quotas FOR UPDATE")
+        for _ in range(3):
+            sessions.run()
+            rounds.append([row.name for row in pool.rows(open_ones)])
+    race.forget_errors()
+    assert "last" in rounds[0], "the round was over"
+    assert rounds[-1] == ["bot-0", "bot-1", "bot-2", "bot-3"]
+    sessions.run()
+    sessions.run()
+    assert pool.rows(open_ones) == []
 
 
 @pytest.mark.conflicts

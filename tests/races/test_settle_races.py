@@ -296,12 +296,13 @@ def test_a_row_that_somebody_holds_ends_no_session_and_puts_off_no_end_but_its_o
 def test_a_wrong_row_ends_no_session_and_keeps_no_other_lease_or_session_from_ending(pool: Pool) -> None:
     """The job that depends on one of them has a queue that is not there."""
     first = submitted(pool, {1: [], 2: [{"node": 1, "on_failure": "run"}]}).jobs[1]
-    (plain,) = pool.submit()
-    bot = pool.bot("bot-1", capacity=2)
+    plain, beside = pool.submit(2)
+    bot = pool.bot("bot-1", capacity=3)
     works = pool.given(bot)
+    bot.sync(*(active(work) for work in works))
     pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
-    answer = bot.sync(*(completed(work) for work in works))
-    assert [lease["job"] for lease in answer["leases"]] == [first]
+    answer = bot.sync(*((active if work["job"] == beside else completed)(work) for work in works))
+    assert {lease["job"] for lease in answer["leases"]} == {first, beside}
     assert pool.job(plain).state == "succeeded"
     pool.bot("bot-2")
     pool.change("INSERT INTO ticks (name, at, grace_until) VALUES ('reaper', now(), now() - interval '1 s')")
@@ -310,6 +311,10 @@ def test_a_wrong_row_ends_no_session_and_keeps_no_other_lease_or_session_from_en
     (sessions,) = (duty for duty in pool.upkeep().duties if duty.name == "sessions")
     sessions.run()
     assert [row.status for row in pool.rows("SELECT status FROM bots ORDER BY name")] == ["ok", "gone"]
+    assert pool.job(beside).state == "dead"
+    pool.submit()
+    pool.assigner().run_once()
+    assert pool.row("SELECT held FROM bots WHERE status = 'ok'").held == 1, "it is given nothing more"
     pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
     sessions.run()
     assert pool.job(first).state == "dead"
