@@ -28,7 +28,7 @@ from assigner.placement.room import WaitingDemand
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, OnPlan, reclaim
-from schema.accounting.held_rows import HeldRows, held_rows, other_instances
+from schema.accounting.held_rows import HeldRows, other_instances
 from schema.clock import Monotonic
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
@@ -229,7 +229,7 @@ class PriorityAgeAssigner:
         pending = self._bring_back(connection, pending)
         if pending.constrained and not self._memory.conflicts.may_charge(connection):
             pending = pending.without_constrained()
-        held = held_rows(connection) if self._memory.conflicts.is_hindered else None
+        held = self._memory.conflicts.held_rows(connection)
         self._memory.admission.held = None if held is None else held.names
         scope = self._scope(connection, held)
         # Before the pick, because a pick lets queues rest whose jobs find no room.

@@ -11,6 +11,7 @@ from leasehold.errors import NotReady
 
 from assigner.admission.gates import ReleaseTime
 from assigner.cycle.settings import AssignerSettings
+from schema.accounting.held_rows import SHORT_WAIT, HeldRows, held_rows
 from schema.accounting.rates import GATHER_SECONDS
 from schema.clock import Monotonic
 from schema.postgres import advisory
@@ -113,6 +114,8 @@ T = TypeVar("T")
 #: Seconds for which an assigner is careful after a transaction was undone, and for which it goes round the rows that
 #: somebody holds after it could not have a lock at any try.
 CAREFUL, HINDERED = 5.0, 30.0
+#: Seconds between two looks for rows that somebody holds: a look locks all others for a moment.
+LOOK_INTERVAL = 1.0
 
 
 class ConflictBackoff:
@@ -120,8 +123,10 @@ class ConflictBackoff:
 
     def __init__(self, now: Monotonic) -> None:
         self._now = now
-        self._until = self._hindered_until = now()
+        self._until = self._hindered_until = self._look_at = now()
         self._hindered = 0
+        self._charges = False
+        self._held: HeldRows | None = None
 
     @property
     def is_hindered(self) -> bool:
@@ -139,13 +144,14 @@ class ConflictBackoff:
         """Run `work` in one transaction, begun anew when it is undone, for which `undone` is called. Return None if
         every try was undone, which is no error: those who did it have gone on. kept_plans: as of `Database.run`.
 
-        After any other error than an outage jobs with constraints are left for a while: most of what can go wrong by a
-        stored value is theirs.
+        After an error of a transaction that might grant against limits, jobs with constraints are left for a while:
+        most of what can go wrong by a stored value is theirs. An outage, a time-out and a full disk are none of theirs.
         """
+        self._charges = False
 
         def note() -> None:
             undone()
-            self._until = self._now() + CAREFUL
+            self._until, self._look_at = self._now() + CAREFUL, self._now()
 
         try:
             return database.run(work, undone=note, kept_plans=kept_plans)
@@ -153,7 +159,8 @@ class ConflictBackoff:
             raise
         except Exception as error:
             if not is_conflict(error):
-                self._hinder(2, "a cycle failed, so jobs with constraints do not start")
+                if self._charges and not isinstance(error, psycopg.OperationalError):
+                    self._hinder(2, "a cycle failed, so jobs with constraints do not start")
                 raise
             if isinstance(error, psycopg.errors.LockNotAvailable):
                 level = self._hindered + 1 if self.is_hindered else 1
@@ -172,4 +179,17 @@ class ConflictBackoff:
         round the held rows, or after another error."""
         if self.is_hindered and self._hindered > 1:
             return False
-        return self._now() >= self._until or advisory.try_take_exclusive(connection)
+        self._charges = self._now() >= self._until or advisory.try_take_exclusive(connection)
+        return self._charges
+
+    def held_rows(self, connection: Connection) -> HeldRows | None:
+        """Return the rows that somebody held at the last look, if they are gone round; None = they are not.
+
+        The transaction then waits only shortly for locks.
+        """
+        if not self.is_hindered:
+            return None
+        connection.execute(SHORT_WAIT)
+        if self._now() >= self._look_at:
+            self._held, self._look_at = held_rows(connection), self._now() + LOOK_INTERVAL
+        return self._held

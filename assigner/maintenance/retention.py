@@ -82,7 +82,7 @@ class Retention(Rounds):
         for state, age in ages.items():
             of_state = partial(delete_finished, state=state, age=age, journal=settings.keep_journal)
             jobs = OldRows(self._database, f"old {state} jobs", of_state, now=self._now)
-            run = partial(self._delete_jobs, jobs, partial(oldest_finished, state=state), keep_days)
+            run = partial(self._delete_jobs, jobs, partial(oldest_finished, state=state, age=age), keep_days)
             yield Duty(jobs.name, settings.retention_interval, run)
         keys: dict[str, Delete] = {
             "old keys": partial(delete_keys, of_clients=False, age=settings.keep_keys),
@@ -143,11 +143,13 @@ class OldRows:
         self._limit = MOST
         self._since: datetime | None = None
         self._look_back_at = now()
+        #: Seconds for which the oldest that could not be deleted has outlived its age, since the last look back.
+        self._kept = 0.0
 
     def run_once(self) -> bool:
         """Delete a few batches; return True if more may be overdue."""
         if self._now() >= self._look_back_at:
-            self._since, self._look_back_at = None, self._now() + LOOK_BACK
+            self._since, self._look_back_at, self._kept = None, self._now() + LOOK_BACK, 0.0
         return all(self._next_batch() for _ in range(BATCHES))
 
     def run_singly(self, oldest: Oldest) -> bool:
@@ -164,7 +166,8 @@ class OldRows:
                 if found is None:
                     return False
                 log.warning("an old job cannot be deleted", job=found.public_id, error=type(error).__name__)
-                self._since = found.finished_at + timedelta(microseconds=1)
+                self._since, self._kept = found.finished_at + timedelta(microseconds=1), max(self._kept, found.late)
+                metrics.RETENTION_LATE.labels(duty=self.name).set(self._kept)
             else:
                 if not deleted.rows:
                     return False
@@ -182,5 +185,5 @@ class OldRows:
         self._since = deleted.last or self._since
         is_full = deleted.rows == limit
         metrics.observe_reaped("retention", deleted.rows)
-        metrics.RETENTION_LATE.labels(duty=self.name).set(deleted.late if is_full else 0.0)
+        metrics.RETENTION_LATE.labels(duty=self.name).set(max(self._kept, deleted.late if is_full else 0.0))
         return is_full

@@ -17,10 +17,11 @@ WITH free AS MATERIALIZED (SELECT cohort, instance FROM quotas FOR NO KEY UPDATE
 SELECT DISTINCT instance FROM quotas q
 WHERE NOT EXISTS (SELECT FROM free f WHERE f.cohort = q.cohort AND f.instance = q.instance)
 """)
+# Resources of bots are left out: who takes of them has locked the bot, and there may be tens of thousands.
 _NAMES = Statement("""
-WITH free AS MATERIALIZED (SELECT name FROM counters FOR NO KEY UPDATE SKIP LOCKED),
+WITH free AS MATERIALIZED (SELECT name FROM counters WHERE name NOT LIKE 'bot:%' FOR NO KEY UPDATE SKIP LOCKED),
     free_rates AS MATERIALIZED (SELECT name FROM rate_buckets FOR NO KEY UPDATE SKIP LOCKED)
-SELECT name FROM counters WHERE name NOT IN (SELECT name FROM free)
+SELECT name FROM counters WHERE name NOT LIKE 'bot:%' AND name NOT IN (SELECT name FROM free)
 UNION ALL SELECT name FROM rate_buckets WHERE name NOT IN (SELECT name FROM free_rates)
 """)
 _OTHERS = Statement("""
@@ -38,8 +39,7 @@ class HeldRows:
 
 
 def held_rows(connection: Connection) -> HeldRows:
-    """Return the rows that others hold now. The transaction waits only shortly for locks from now on."""
-    connection.execute(SHORT_WAIT)
+    """Return the rows that others hold now. All others of these tables are locked for a moment."""
     with connection.savepoint() as locked:
         instances = frozenset(connection.execute(_QUOTAS).scalars())
         names = frozenset(connection.execute(_NAMES).scalars())

@@ -138,23 +138,24 @@ def delete_finished(
 
 
 OLDEST_FINISHED = Statement("""
-SELECT public_id, finished_at FROM jobs
+SELECT public_id, finished_at, extract(epoch FROM now() - finished_at) - :age AS late FROM jobs
 WHERE state = :state AND finished_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
 ORDER BY state, finished_at LIMIT 1
 """)
 
 
 class Finished(NamedTuple):
-    """A finished job: its public id, and when it ended."""
+    """A finished job: its public id, when it ended, and for how many seconds it has outlived its age."""
 
     public_id: str
     finished_at: datetime
+    late: float
 
 
-def oldest_finished(connection: Connection, state: JobState, *, since: datetime | None) -> Finished | None:
+def oldest_finished(connection: Connection, state: JobState, *, age: float, since: datetime | None) -> Finished | None:
     """Return the job with which a batch of `delete_finished` begins."""
-    row = connection.execute(OLDEST_FINISHED, {"state": state.value, "since": since}).one_or_none()
-    return None if row is None else Finished(*row)
+    row = connection.execute(OLDEST_FINISHED, {"state": state.value, "age": age, "since": since}).one_or_none()
+    return None if row is None else Finished(row.public_id, row.finished_at, float(row.late))
 
 
 # The journal leaves day by day, and what it names in batches.

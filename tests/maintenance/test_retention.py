@@ -221,9 +221,14 @@ def test_a_job_that_cannot_be_deleted_keeps_no_other_one_and_is_told(pool: Pool)
     pool.change("CREATE TABLE theirs (job bigint REFERENCES jobs)")
     pool.change("INSERT INTO theirs SELECT min(id) FROM jobs")
     pool.change("""UPDATE platforms SET properties = '"linux"' WHERE properties <> '{}'""")
+    (delete,) = (each for each in pool.retention(keep_cancelled=0).duties if each.name == "old cancelled jobs")
     with capture_logs() as logs:
-        pool.retention(keep_cancelled=0).run_once()
+        delete.run()
     assert {row.public_id for row in pool.rows("SELECT public_id FROM jobs")} == {first, unusable}
+    delete.run()
+    late = REGISTRY.get_sample_value("leasehold_retention_late_seconds", {"duty": delete.name})
+    assert late is not None
+    assert late > 0, "also after a run that has passed over them"
     told = [(line["job"], line["error"]) for line in logs]
     assert told == [(first, "ForeignKeyViolation"), (unusable, "InvalidParameterValue")]
 

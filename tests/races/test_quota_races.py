@@ -10,10 +10,11 @@ from leasehold.errors import Conflict, NotFound
 from structlog.testing import capture_logs
 
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.pacing import CAREFUL, ConflictBackoff
+from assigner.cycle.pacing import CAREFUL, LOOK_INTERVAL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
 from schema import clock
 from schema.accounting import quotas
+from schema.accounting.held_rows import HeldRows
 from schema.accounting.quotas import QuotaChange
 from schema.moves import preempt as preempt_moves
 from schema.postgres.connection import Connection
@@ -467,6 +468,36 @@ def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_err
     )
     with pytest.raises(psycopg.Error):
         turns.run(pool.database, lambda c: c.execute(Statement(raised.format("check_violation"))), undone=list)
+
+
+@pytest.mark.parametrize("error", ["query_canceled", "disk_full", "check_violation"])
+def test_jobs_with_constraints_are_left_out_after_no_error_but_one_that_may_be_theirs(pool: Pool, error: str) -> None:
+    raised = Statement(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{error}'; END $$")
+    turns = ConflictBackoff(lambda: 0.0)
+    with pytest.raises(psycopg.Error):
+        turns.run(pool.database, lambda c: c.execute(raised), undone=list)
+    assert not turns.is_hindered, "no job with constraints was asked for"
+    with pytest.raises(psycopg.Error):
+        turns.run(pool.database, lambda c: turns.may_charge(c) and c.execute(raised), undone=list)
+    assert turns.is_hindered == (error == "check_violation")
+
+
+@pytest.mark.conflicts
+def test_a_look_for_held_rows_comes_once_a_second_and_passes_over_resources_of_bots(pool: Pool, race: Race) -> None:
+    moment = 0.0
+    turns = ConflictBackoff(lambda: moment)
+    pool.bot(resources={"memory_mib": 9})
+    pool.change("INSERT INTO counters (name) VALUES ('lock:tree')")
+    waited = Statement("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'lock_not_available'; END $$")
+    assert turns.run(pool.database, lambda c: c.execute(waited), undone=list) is None
+    with race.first() as stranger:
+        stranger.connection.execute_sql("SELECT FROM counters FOR UPDATE")
+        held = pool.database.run(turns.held_rows)
+        assert held is not None
+        assert held.names == {"lock:tree"}
+    assert pool.database.run(turns.held_rows) is held
+    moment = LOOK_INTERVAL
+    assert pool.database.run(turns.held_rows) == HeldRows(frozenset(), frozenset())
 
 
 @pytest.mark.conflicts
