@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from assigner import loops as loops_module
 from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop, More
 from schema.postgres.engine import Database
-from schema.postgres.notify import Signal, SignalGroup, Wakeups, wake
+from schema.postgres.notify import WAKE, Signal, SignalGroup, Wakeups
 from tests.support.patience import MINUTE, eventually, wait_instead
 
 LONG = 3600.0
@@ -310,7 +310,8 @@ def test_work_committed_between_the_last_look_and_the_flag_is_found(
     @contextmanager
     def idle() -> Iterator[None]:
         if not committed.is_set():
-            sent.append(database.run(lambda connection: wake(connection, "jobs")).result().scalar_one())
+            wake_jobs = {"topic": "jobs", "keys": ""}
+            sent.append(database.run(lambda connection: connection.execute(WAKE, wake_jobs).scalar_one()))
             committed.set()
         with wakeups.idle("jobs"):
             yield
