@@ -200,9 +200,10 @@ FROM bots b LEFT JOIN instances i ON i.id = b.instance
 WHERE b.instance IS NULL OR {VISIBLE} GROUP BY 1 ORDER BY 1
 """)
 
+# The newest alone: the name of the other one was for a process that could not have the row of the first.
 TICKS = Statement("""
 SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_until > clock_timestamp() AS grace
-FROM ticks ORDER BY name
+FROM ticks ORDER BY at DESC LIMIT 1
 """)
 
 # Whether the newest `jobs` jobs reach a minute back.

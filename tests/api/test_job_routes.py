@@ -205,14 +205,16 @@ def test_status_and_the_list_of_bots(served: Served, operator: httpx.Client, poo
     Bot(served, "b1", properties={"os": "linux"})
     Bot(served, "b2", instance="ci")
     submitted(operator, JOB, JOB | {"instance": "ci"})
-    pool.change("INSERT INTO ticks VALUES ('reap', now() - interval '3 s', now())")
+    for name, age in (("reaper", "3 d"), ("reaper-2", "3 s")):
+        pool.change(f"INSERT INTO ticks VALUES ('{name}', now() - interval '{age}', now())")
     status = operator.get("/v1/status").json()
     assert (status["jobs"], status["instances"]) == ({"queued": 2}, {"ci": {"queued": 1}, "default": {"queued": 1}})
     assert status["oldest_queued_seconds"] >= 0
     assert status["bots"] == {"ok": {"bots": 2, "capacity": 4, "in_use": 0}}
     assert (status["capacity"], status["in_use"], status["unmatchable"]) == (4, 0, 0)
-    assert status["upkeep"][0]["name"] == "reap"
-    assert 3 <= status["upkeep"][0]["age_seconds"] < 60
+    (tick,) = status["upkeep"]
+    assert (tick["name"], tick["grace"]) == ("reaper-2", False)
+    assert 3 <= tick["age_seconds"] < 60
     assert status["rates"]["submitted"] == pytest.approx(2 / 60, abs=0.001)
     listed = {bot["name"]: bot for bot in operator.get("/v1/bots").json()["bots"]}
     assert (listed["b1"]["draining"], listed["b1"]["properties"]) == (False, {"os": ["linux"]})
