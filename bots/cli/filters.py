@@ -107,7 +107,12 @@ class Chosen:
         """
         if not self.where:
             return whole_ids(client, self.ids)
-        listed = client.list(limit=sys.maxsize, primary="true", **self.where)
+        try:
+            listed = client.list(limit=sys.maxsize, primary="true", **self.where)
+        except BadInput as refused:
+            if refused.field != "primary":
+                raise
+            listed = client.list(limit=sys.maxsize, **self.where)  # by a gateway that is older than this command
         if not listed.jobs:
             raise NotFound(f"--all: no job passes the filter {self.filter}")
         return [job["id"] for job in reversed(listed.jobs)]

@@ -265,6 +265,14 @@ def test_a_wait_for_a_filter_is_for_all_jobs_that_pass_it(stands: Gateway, capsy
     assert capsys.readouterr().err == "error: --all: no job passes the filter --meta 'build=a b' --unmatchable\n"
 
 
+def test_a_wait_for_a_filter_asks_an_older_gateway_without_what_it_does_not_know(stands: Gateway) -> None:
+    unknown = problem(400, "primary: there is no such field", field="primary")
+    listed = Answer({"jobs": [{"id": OTHER}], "next": None})
+    stands.script = in_turn(unknown, listed, Answer({"jobs": [final(OTHER, "succeeded")]}))
+    assert errors.run(cli, ["wait", "--all", "--meta", "build=7"]) == 0
+    assert ["primary" in asked.query for asked in stands.asked] == [True, False, False]
+
+
 def test_an_end_of_a_wait_names_the_jobs_that_are_left_and_the_filter(
     stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
