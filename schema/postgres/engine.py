@@ -281,7 +281,7 @@ class Database:
 
     def find_pooler_problem(self) -> Problem | None:
         """A pooler on the way to the server that makes it unsafe, if there is one. Raises NotReady as `run` does."""
-        wanted = session_settings(self._settings)
+        wanted = self._wanted()
         seen = self.run(lambda connection: pooler.look(connection, list(wanted)), urgent=True)
         if self.is_pooled:
             try:
@@ -308,7 +308,14 @@ class Database:
 
     def settings_for_steps(self) -> list[str]:
         """The statements with which that transaction has to begin."""
-        return pooler.local_settings(session_settings(self._settings)) if self.is_pooled else []
+        return pooler.local_settings(self._wanted()) if self.is_pooled else []
+
+    def _wanted(self) -> dict[str, str]:
+        """Return the settings of a session, or those of a transaction whose session is a pooler's."""
+        wanted = session_settings(self._settings)
+        if self.is_pooled:
+            del wanted["idle_session_timeout"]  # which counts between transactions
+        return wanted
 
     def _arguments(self, role: str) -> dict[str, Any]:
         """As of `connect_arguments`; through a pooler each transaction begins with the settings of the session."""
@@ -322,7 +329,7 @@ class Database:
         self.reserve.close()
 
     def _pool(self, role: str, size: int) -> ConnectionPool:
-        arguments, wanted = self._arguments(role), session_settings(self._settings)
+        arguments, wanted = self._arguments(role), self._wanted()
 
         def connect() -> Session:
             """Connect by the URL as it is: libpq reads it."""

@@ -50,6 +50,13 @@ def through(url: str, direct: str, **settings: Any) -> Database:
     return Database(url, DatabaseSettings(**named), role="test", chance=random.Random(0))
 
 
+def test_a_transaction_through_a_pooler_makes_no_setting_that_counts_between_transactions(database_url: str) -> None:
+    with closing(through(database_url, database_url)) as database:
+        made = database.settings_for_steps()
+    assert any("idle_in_transaction_session_timeout" in each for each in made)
+    assert not any("idle_session_timeout" in each for each in made)
+
+
 def unnamed(url: str) -> Database:
     """The database at `url` as if no pooler were there."""
     return Database(url, DatabaseSettings(outage_seconds=0), role="test", chance=random.Random(0))
