@@ -24,7 +24,7 @@ from schema.postgres.statements import Row, Statement
 #: New jobs of one statement: their payloads are handed on in one value.
 SLICE = 500
 
-# As `submit_graph` does, before any row: no graph of the same name begins meanwhile.
+# As `submit_normal_graph` does, before any row: no graph of the same name begins meanwhile.
 LOCK_NAMES = Statement("""
 SELECT pg_advisory_xact_lock(hashtext('leasehold.graphs'), hashtext(name)) FROM (
     SELECT i.name || '/' || g.name AS name FROM graphs g JOIN instances i ON i.id = g.instance
