@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import structlog
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.states import JobState
@@ -29,6 +28,7 @@ from bots.sync.call import (
     told,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
+from bots.sync.hindrances import HINDRANCES, Hindrances, Trials
 from bots.sync.inputs import read_inputs
 from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
@@ -39,7 +39,7 @@ from schema.checkpoints import Checkpoint, store_checkpoints, store_progress
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import localities
-from schema.moves.acknowledge import acknowledge, deliver
+from schema.moves.acknowledge import Start, acknowledge, deliver
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
 from schema.moves.sessions import IDLE_RENEWED_BELOW, RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs
@@ -80,13 +80,6 @@ def _locked(connection: Connection, message: OutputReport | AskInputs) -> Locked
     return check_session(None if row is None else LockedBot._make(row), epoch=message.epoch, secret=message.secret)
 
 
-_NOTHING = Statement("SELECT")
-#: What hinders a lease from beginning or ending: a row that somebody holds, or one that is wrong.
-HINDRANCES = (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError)
-#: Seconds for which calls wait only shortly for a lock, after one could not be had in time.
-CAREFUL = 30.0
-
-
 class SyncService:
     """Settles the calls of bots. Any process may answer any call, because all state is in the database."""
 
@@ -105,7 +98,7 @@ class SyncService:
         self.cooldown = cooldown
         self._policy: int | None = None
         self._fronts = HeadCursors(now)
-        self._careful_until = now()
+        self._hindrances = Hindrances(now)
 
     def reconfigure(self, fetch: FetchSettings, cooldown: Cooldown, *, policy: int | None) -> None:
         """Use other settings from the next call on. policy: the version that they are of, which leases name."""
@@ -134,28 +127,25 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
+        tries_all = len(calls) == 1 and self._hindrances.is_careful
         try:
-            return self._run(calls, names)
+            return self._run(calls, names, tries_all=tries_all)
         except HINDRANCES as error:
-            if self._now() >= self._careful_until:
-                told = {"error": type(error).__name__, "bots": names[:3], "seconds": CAREFUL}
-                _log.warning("the ends of some leases are put off, as somebody holds a row or one is wrong", **told)
-            self._careful_until = self._now() + CAREFUL
-            if len(calls) > 1:
+            self._hindrances.note(error)
+            if len(calls) > 1 or tries_all:
                 raise
-            return self._run(calls, names, puts_off=True)
+            return self._run(calls, names, tries_all=True)
 
-    def _run(self, calls: Sequence[Call], names: Sequence[str], *, puts_off: bool = False) -> list[Reply]:
-        """Settle the calls in a transaction, which after a lock that could not be had waits for others only shortly."""
-        is_careful = self._now() < self._careful_until
-
-        def work(connection: Connection) -> Callable[[], list[Reply]]:
-            if is_careful:
-                connection.execute(SHORT_WAIT)
-            return self._settle(connection, calls, names, puts_off=puts_off)
-
+    def _run(self, calls: Sequence[Call], names: Sequence[str], *, tries_all: bool) -> list[Reply]:
+        """Settle the calls in a transaction, which is not repeated after a lock that could not be had if one could not
+        be had lately."""
+        self._hindrances.forget_old()
         answers = self._database.run(
-            work, urgent=True, undone=self._fronts.forget, kept_plans=True, repeat=not is_careful
+            lambda connection: self._settle(connection, calls, names, tries_all=tries_all),
+            urgent=True,
+            undone=self._fronts.forget,
+            kept_plans=True,
+            repeats_waits=not (self._hindrances.is_careful or self._hindrances.leases),
         )
         return answers()
 
@@ -206,17 +196,19 @@ class SyncService:
         return self._database.run(work)
 
     def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], *, puts_off: bool
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], *, tries_all: bool
     ) -> Callable[[], list[Reply]]:
         """Settle the calls in this transaction, which may be run again.
 
-        puts_off: leases that cannot begin or end as reported do not.
+        tries_all: each report of a begun or ended lease is tried first, not only those that were put off before.
         Returns a function that returns the answers after the commit, with which the last statements travel.
         """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
         bots = {bot.name: bot for bot in map(LockedBot._make, connection.execute(LOCK_BOTS, asked))}
+        if self._hindrances.is_careful:
+            connection.execute_later(SHORT_WAIT)
         replies: dict[int, Reply] = {}
         settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
@@ -225,9 +217,8 @@ class SyncService:
             except Conflict as refusal:
                 replies[nth] = refusal
         settled = self._compared(connection, settled, replies)
-        for sync_call in settled if puts_off else ():
-            if sync_call.sync is not None:
-                self._put_off(connection, sync_call)
+        if tries_all or self._hindrances.leases:
+            self._put_off(connection, settled, Trials(connection, self._hindrances, everything=tries_all))
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, replies, returned)
@@ -252,38 +243,30 @@ class SyncService:
 
         return answers
 
-    def _put_off(self, connection: Connection, sync_call: SyncCall) -> None:
-        """Leave out of the report what cannot be applied. Each start and each end is tried alone, and undone."""
-        outcome = sync_call.outcome
+    def _put_off(self, connection: Connection, settled: Sequence[SyncCall], trials: Trials) -> None:
+        """Leave out of the reports what cannot be applied."""
 
-        def ends(ending: AttemptEnd) -> None:
+        def starts(start: Start) -> None:
+            acknowledge(connection, [start], sync=self._timing.sync)
+
+        def ends(sync_call: SyncCall, ending: AttemptEnd) -> None:
             returned = ReturnedUnits()
-            endings = limit_spared(connection, [ending])
-            capacities = {sync_call.bot.id: copy(sync_call.bot_capacity)}
             end(
                 connection,
-                endings,
+                limit_spared(connection, [ending]),
                 actor=[sync_call.actor],
                 pace=self._fetch.pace,
-                capacities=capacities,
+                capacities={sync_call.bot.id: copy(sync_call.bot_capacity)},
                 returned=returned,
                 cooldown=self.cooldown,
             )
             returned.write(connection)
 
-        def is_possible(move: Callable[[], object]) -> bool:
-            try:
-                with connection.savepoint() as trial:
-                    move()
-                    connection.execute(_NOTHING)  # and what waits to be sent with the next statement
-                    trial.rollback()
-            except HINDRANCES:
-                return False
-            return True
-
-        starts = partial(acknowledge, connection, sync=self._timing.sync)
-        outcome.started = [each for each in outcome.started if is_possible(partial(starts, [each]))]
-        outcome.endings = [each for each in outcome.endings if is_possible(partial(ends, each))]
+        for sync_call in settled:
+            if sync_call.sync is not None:
+                outcome = sync_call.outcome
+                outcome.started = trials.possible(sync_call, outcome.started, starts)
+                outcome.endings = trials.possible(sync_call, outcome.endings, partial(ends, sync_call))
 
     def _compared(self, connection: Connection, settled: list[SyncCall], replies: dict[int, Reply]) -> list[SyncCall]:
         """Compare the report of each bot with its live leases; return the calls that are not refused by that.

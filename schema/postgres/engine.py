@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import psycopg
@@ -125,6 +126,7 @@ class Database:
         urgent: bool = False,
         undone: Callable[[], None] | None = None,
         repeat: bool = True,
+        repeats_waits: bool = True,
         kept_plans: bool = False,
     ) -> T:
         """Run `work` in one READ COMMITTED transaction, commit, and return its result.
@@ -134,6 +136,7 @@ class Database:
             mostly on few rows, because its statements take longer to plan than to execute, and for work whose plans
             depend on no values.
         repeat: false = raise a lost conflict and an outage at once, for callers that have a deadline of their own.
+        repeats_waits: as of this class, for this transaction.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
         repeated until `outage_seconds` have passed, then this raises NotReady. If the server has no room for its
@@ -151,7 +154,7 @@ class Database:
                     undone()
                 raise
 
-        return self._tried(once, pool) if repeat else self._with_room(once, pool)
+        return self._tried(once, pool, repeats_waits=repeats_waits) if repeat else self._with_room(once, pool)
 
     def run_alone(self, work: Callable[[Session], T]) -> T:
         """Run `work`, which executes statements with `single_row`; each commits in the same round trip.
@@ -231,15 +234,16 @@ class Database:
         log.warning("the server has no room for notifications, so work waits for polls", seconds=SILENCE)
         return once()
 
-    def _tried(self, once: Callable[[], T], pool: ConnectionPool) -> T:
+    def _tried(self, once: Callable[[], T], pool: ConnectionPool, *, repeats_waits: bool = True) -> T:
+        repeats_waits = repeats_waits and self.repeats_waits
         try:
             return self._with_room(once, pool)
         except psycopg.Error as error:
-            if not self._is_repeated(error) and not is_outage(error):
+            if not _is_repeated(error, waits=repeats_waits) and not is_outage(error):
                 raise
-            return self._tried_again(once, pool, error)
+            return self._tried_again(once, pool, error, waits=repeats_waits)
 
-    def _tried_again(self, once: Callable[[], T], pool: ConnectionPool, failed: Exception) -> T:
+    def _tried_again(self, once: Callable[[], T], pool: ConnectionPool, failed: Exception, *, waits: bool) -> T:
         """Repeat `once` within both budgets. The first try, which `failed`, counts as one."""
         failures = [failed]
 
@@ -250,7 +254,7 @@ class Database:
 
         conflicts = Retrying(
             sleep=clock.sleep,
-            retry=retry_if_exception(self._is_repeated),
+            retry=retry_if_exception(partial(_is_repeated, waits=waits)),
             stop=stop_after_attempt(5),
             wait=_FullJitter(self._chance, base=0.01, cap=0.5),
             reraise=True,
@@ -269,10 +273,6 @@ class Database:
             if is_outage(error):
                 raise NotReady(describe_outage(error)) from error
             raise
-
-    def _is_repeated(self, error: BaseException) -> bool:
-        is_wait = isinstance(error, psycopg.errors.LockNotAvailable)
-        return is_conflict(error) and (self.repeats_waits or not is_wait)
 
     def listen(self) -> psycopg.Connection[Any]:
         """A new connection outside the pools, in autocommit mode, for LISTEN and session locks."""
@@ -352,6 +352,10 @@ class Database:
             return made
 
         return ConnectionPool(connect, size=size)
+
+
+def _is_repeated(error: BaseException, *, waits: bool) -> bool:
+    return is_conflict(error) and (waits or not isinstance(error, psycopg.errors.LockNotAvailable))
 
 
 def _connect_alone(url: str, settings: DatabaseSettings, *, role: str) -> WatchedConnection:

@@ -61,8 +61,9 @@ class _OneTransaction:
         undone: Callable[[], None] | None = None,
         kept_plans: bool = False,
         repeat: bool = True,
+        repeats_waits: bool = True,
     ) -> T:
-        del urgent, undone, kept_plans, repeat
+        del urgent, undone, kept_plans, repeat, repeats_waits
         done = work(self._connection)
         self._connection.execute(PID)  # and what was to be sent with the commit
         return done

@@ -1,0 +1,130 @@
+"""Leases that cannot begin or end as their bot reports, because somebody holds a row or one is wrong: they are put off.
+
+Such a lease is tried alone before the calls are settled, and the trial is undone. If it fails, the report of this lease
+is left out. The bot reports it again, and then only this lease is tried: the other calls of its batch pay for no more
+than a short wait.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+import structlog
+
+from bots.sync.call import SyncCall
+from schema.accounting.held_rows import SHORT_WAIT
+from schema.clock import Monotonic
+from schema.moves.acknowledge import Start
+from schema.moves.end import AttemptEnd
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
+
+M = TypeVar("M", Start, AttemptEnd)
+
+#: What hinders a lease from beginning or ending: a row that somebody holds, or one that is wrong.
+HINDRANCES = (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError)
+#: Seconds for which calls wait only shortly for a lock, after one could not be had in time; and after which a lease
+#: that is still put off is told again, and tried with as long a wait as at first.
+CAREFUL = 30.0
+#: Seconds for which all ends of an instance are put off, after its quota could not be had.
+HELD = 1.0
+#: How long a lease waits that was put off before, or after another one has waited in vain in the same transaction.
+_BRIEF_WAIT = Statement("SELECT set_config('lock_timeout', '10ms', true)")
+_NOTHING = Statement("SELECT")
+
+_log = structlog.get_logger(__name__)
+
+
+class Hindrances:
+    """What one process remembers of them. Threads share it: each entry is read and written at once."""
+
+    def __init__(self, now: Monotonic) -> None:
+        self.now = now
+        self._careful_until = now()
+        #: By job and fence of leases that are put off, the time from which this is told again.
+        self.leases: dict[tuple[int, int], float] = {}
+        #: By cohort and instance of quotas that somebody holds, the time up to which nobody tries to have them.
+        self.quotas: dict[tuple[int, str], float] = {}
+
+    @property
+    def is_careful(self) -> bool:
+        """Return whether a lock could not be had lately. Waits in vain meanwhile do not make this last longer."""
+        return self.now() < self._careful_until
+
+    def note(self, error: Exception) -> None:
+        """Be careful for a while if the error is a wait in vain for a lock."""
+        if isinstance(error, psycopg.errors.LockNotAvailable) and not self.is_careful:
+            self._careful_until = self.now() + CAREFUL
+            _log.warning("a lock could not be had, so calls of bots wait only shortly for locks", seconds=CAREFUL)
+
+    def forget_old(self) -> None:
+        """Forget leases that were not reported again."""
+        for key, until in self.leases.copy().items():
+            if until < self.now() - CAREFUL:
+                self.leases.pop(key, None)
+
+    def put_off(self, sync_call: SyncCall, lease: Row, error: psycopg.Error) -> None:
+        """Remember that the report of a lease is left out; log it, but once in `CAREFUL` seconds."""
+        key, now = (lease.job_id, lease.fence), self.now()
+        if self.leases.get(key, now) <= now:
+            self.leases[key] = now + CAREFUL
+            told = {"job": lease.public_id, "bot": sync_call.bot.name, "error": type(error).__name__}
+            told["sqlstate"] = error.sqlstate
+            _log.warning("the report of a lease is put off, as somebody holds a row or one is wrong", **told)
+
+
+@dataclass
+class Trials:
+    """The trials of one transaction. everything: also of leases that were not put off before.
+
+    held: the quotas that could not be had, by cohort and instance. has_waited: a lock could not be had.
+    """
+
+    connection: Connection
+    hindrances: Hindrances
+    everything: bool
+    held: set[tuple[int, str]] = field(default_factory=set)
+    has_waited: bool = False
+
+    def possible(self, sync_call: SyncCall, moves: Sequence[M], move: Callable[[M], object]) -> list[M]:
+        """Return those of the starts or ends of a call that can be applied. Each is tried alone, and undone."""
+        leases = {lease.job_id: lease for lease in sync_call.held}
+        found = list[M]()
+        for each in moves:
+            lease = leases[each.job_id]
+            quota = (sync_call.bot.cohort, lease.instance) if isinstance(each, AttemptEnd) else None
+            error = self._hindrance(lease, quota, partial(move, each))
+            if error is None:
+                found.append(each)
+            else:
+                self.hindrances.put_off(sync_call, lease, error)
+        return found
+
+    def _hindrance(self, lease: Row, quota: tuple[int, str] | None, move: Callable[[], object]) -> psycopg.Error | None:
+        """Return why the move cannot be applied, None if it can. quota: the one that the move needs."""
+        known, key, now = self.hindrances, (lease.job_id, lease.fence), self.hindrances.now()
+        if quota is not None and (quota in self.held or known.quotas.get(quota, now) > now):
+            return psycopg.errors.LockNotAvailable()
+        if not self.everything and key not in known.leases:
+            return None
+        waits_briefly = self.has_waited or known.leases.get(key, now) > now
+        try:
+            with self.connection.savepoint() as trial:
+                self.connection.execute_later(_BRIEF_WAIT if waits_briefly else SHORT_WAIT)
+                move()
+                self.connection.execute(_NOTHING)  # and what waits to be sent with the next statement
+                trial.rollback()
+        except HINDRANCES as error:
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                self.has_waited = True
+                # The server tells of which table the row is that was waited for. A row of another one is of one lease
+                # or of few, so that others of the instance may end.
+                if quota is not None and '"quotas"' in (error.diag.context or ""):
+                    self.held.add(quota)
+                    if not waits_briefly:
+                        known.quotas[quota] = known.now() + HELD
+            return error
+        known.leases.pop(key, None)
+        return None
