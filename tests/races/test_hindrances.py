@@ -56,8 +56,9 @@ def test_a_lease_that_is_put_off_is_told_once_with_its_job_and_hinders_no_other_
     pool: Pool, gateway: Gateway
 ) -> None:
     wrong = submitted(pool, {1: [], 2: [{"node": 1, "on_failure": "run"}]}).jobs[1]
-    bot, other = pool.bot("bot-1"), pool.bot("bot-2")
+    bot = pool.bot("bot-1")
     (work,) = pool.given(bot)
+    other = pool.bot("bot-2")
     pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
     with capture_logs() as logs:
         for moment in (0.0, 5.0, CAREFUL + 1):
