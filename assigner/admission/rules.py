@@ -49,8 +49,8 @@ def read_admission_state(
     """Read the state by which the gates of these queues are judged.
 
     lacking: the resource that no bot has left, by queue, as the caller has found out. pressed: there may be advice of
-    backpressure. reserved: something may be kept for a class. charges: what the caller remembers of earlier reads; it
-    is added to. held: counters and rates that somebody holds, of which nothing can be taken now.
+    backpressure. reserved: something may be kept for a class. charges: what the caller remembers of earlier reads, to
+    which this adds. held: counters and rates that somebody holds, so that nothing can be taken from them now.
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}

@@ -545,7 +545,7 @@ class PriorityAgeAssigner:
     ) -> None:
         """Let the queues of these jobs rest if they need more units than any free bot has.
 
-        hopeless: groups for which no bot was found; those of which this cycle has placed a job do not count.
+        hopeless: groups for which no bot was found. A group counts only if this cycle has placed no job of it.
         """
         placed = {lease.job_id for lease in cycle.granted}
         hopeless = [group for group in hopeless if placed.isdisjoint(job.id for job in group.jobs)]

@@ -1,7 +1,9 @@
 """The expiry of sessions: a bot that has not called in time is lost, and its jobs are queued again."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import psycopg
 import structlog
@@ -17,6 +19,8 @@ from schema.postgres.failures import HINDRANCES
 from schema.tenancy import drains
 from schema.timing import Timing
 
+T = TypeVar("T")
+
 #: The most sessions that one transaction closes.
 LIMIT = 500
 #: The most seconds for which a round closes sessions: less than the pause after which upkeep gives all of them a grace.
@@ -26,10 +30,7 @@ log = structlog.get_logger()
 
 
 class Expiry:
-    """Closes expired sessions.
-
-    database: its `repeats_waits` is changed. actor: who closes them.
-    """
+    """Closes expired sessions. actor: who closes them."""
 
     def __init__(
         self, database: Database, *, timing: Timing, actor: str, now: Monotonic, tracer: AttemptTracer | None = None
@@ -72,7 +73,6 @@ class Expiry:
         sessions are closed one by one, and of one that cannot be closed the leases end one by one. A round goes on
         where the last one ended. Each transaction waits for a lock shortly, and once.
         """
-        self._database.repeats_waits = False
         until, limit, left = self._now() + EXPIRY, LIMIT, 0
         while self._now() < until:
             try:
@@ -81,7 +81,7 @@ class Expiry:
                 if limit > 1:
                     limit = 1
                     continue
-                bot_ids = self._database.run(partial(first_expired, after=self._after_bot), urgent=True)
+                bot_ids = self._run(partial(first_expired, after=self._after_bot))
                 left += len(bot_ids)
                 if not all(self._end_singly(bot_id, until) for bot_id in bot_ids):
                     break
@@ -95,6 +95,9 @@ class Expiry:
         if left:
             log.warning("expired sessions are left: rows that they need are held, or wrong", sessions=left)
 
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        return self._database.run(work, urgent=True, repeats_waits=False)
+
     def _expire_page(self, *, after: int, limit: int, job_id: int | None = None) -> list[int]:
         """Close sessions as `expire` does, in a transaction."""
 
@@ -105,13 +108,13 @@ class Expiry:
                 self._tracer.trace(connection, ended)
             return bot_ids
 
-        bot_ids = self._database.run(page, urgent=True)
+        bot_ids = self._run(page)
         metrics.observe_reaped("session", len(bot_ids))
         return bot_ids
 
     def _end_singly(self, bot_id: int, until: float) -> bool:
         """End the leases of an expired session one by one; return whether each was tried before `until`."""
-        for job_id in self._database.run(partial(held_jobs, bot_id=bot_id), urgent=True):
+        for job_id in self._run(partial(held_jobs, bot_id=bot_id)):
             if job_id <= self._after_job:
                 continue
             if self._now() >= until:

@@ -122,7 +122,7 @@ def times(room: Room, demand: Demand) -> int:
     return found
 
 
-#: The most rooms of which `WaitingDemand` remembers what cannot be used.
+#: The most rooms for which `WaitingDemand` remembers what cannot be used.
 MAX_KNOWN = 100_000
 
 

@@ -37,7 +37,7 @@ class FetchSettings(BaseModel):
         success. `literal` compares times alone, by which a job is never new, as its time is past when somebody looks.
         `none` gives every ready job (BuildGrid's proactive-fetch-full-queue).
     bot_locality_hint_limit: the most recent locality hints that are kept for each bot, 0 to 1,000; default 10; 0 keeps
-        none. Doubling it makes more locality hits, of which more are stale.
+        none. Doubling it makes more locality hits, and more of them are stale.
     retry_base: seconds that a job waits after its first attempt that failed or could not start, 0 to 86,400; default 1.
         The wait doubles with each further one. Doubling it doubles every wait below `retry_cap`.
     retry_cap: the longest such wait in seconds, `retry_base` to 86,400; default 60. Doubling it halves the load of jobs

@@ -19,12 +19,11 @@ from schema.clock import Monotonic
 from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd
 from schema.postgres.connection import Connection
+from schema.postgres.failures import HINDRANCES
 from schema.postgres.statements import Row, Statement
 
 M = TypeVar("M", Start, AttemptEnd)
 
-#: What hinders a lease from beginning or ending: a row that somebody holds, or one that is wrong.
-HINDRANCES = (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError)
 #: Seconds for which calls wait only shortly for a lock, after one could not be had in time; and after which a lease
 #: that is still put off is told again, and tried with as long a wait as at first.
 CAREFUL = 30.0
@@ -119,9 +118,9 @@ class Trials:
         except HINDRANCES as error:
             if isinstance(error, psycopg.errors.LockNotAvailable):
                 self.has_waited = True
-                # The server tells of which table the row is that was waited for. A row of another one is of one lease
-                # or of few, so that others of the instance may end.
-                if quota is not None and '"quotas"' in (error.diag.context or ""):
+                # The first line of the context names the table of the row that is held, in any language. A row of
+                # another table belongs to one lease or to few, so that others of the instance may end.
+                if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
                     self.held.add(quota)
                     if not waits_briefly:
                         known.quotas[quota] = known.now() + HELD

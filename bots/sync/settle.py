@@ -28,7 +28,7 @@ from bots.sync.call import (
     told,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
-from bots.sync.hindrances import HINDRANCES, Hindrances, Trials
+from bots.sync.hindrances import Hindrances, Trials
 from bots.sync.inputs import read_inputs
 from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
@@ -47,6 +47,7 @@ from schema.moves.submissions import lock_jobs
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.failures import HINDRANCES
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement

@@ -32,7 +32,7 @@ SELECT id FROM instances WHERE id <> ALL (CAST(:held AS integer[]))
 
 @dataclass(frozen=True)
 class HeldRows:
-    """instances: those of which somebody holds a quota. names: of held counters and rates."""
+    """instances: their quotas are held, or some of them. names: those of held counters and rates."""
 
     instances: frozenset[int]
     names: frozenset[str]
@@ -50,7 +50,7 @@ def held_rows(connection: Connection) -> HeldRows:
 def other_instances(
     connection: Connection, held: HeldRows | None, instances: Sequence[int] | None
 ) -> Sequence[int] | None:
-    """Return those of the instances, None = all, of which nobody holds a quota."""
+    """Return those of the instances whose quotas nobody holds. instances: None = all."""
     if held is None or not held.instances:
         return instances
     values = {"held": list(held.instances), "instances": None if instances is None else list(instances)}

@@ -94,8 +94,8 @@ def success_rates(connection: Connection, bot_ids: Sequence[int], of: Sequence[s
 # What the end of a job on one bot means for another: a charge given back, or probation, which is one lease at a time
 # until it succeeds, or for a while.
 #
-# It is decided where attempts end (`schema/fleet/credit.py`). Whoever finishes a job there may not lock the other bot,
-# which is done here.
+# It is decided where attempts end (`schema/fleet/credit.py`). A transaction that finishes a job may not lock the
+# other bot there; this is done here.
 
 
 #: Charges that one review gives back.

@@ -445,7 +445,7 @@ def first_expired(connection: Connection, *, after: int) -> list[int]:
 
 
 def held_jobs(connection: Connection, *, bot_id: int) -> list[int]:
-    """Return the ids of the jobs of which the bot has leases, in order."""
+    """Return the ids of the jobs that the bot holds leases for, in order."""
     return sorted(row.job_id for row in connection.execute(HELD_BY, {"bot_ids": [bot_id]}))
 
 

@@ -33,9 +33,9 @@ def newest_version(table: str, key: str, value: str, *, columns: str = "*", wher
 
 
 def stored_seconds(value: str) -> str:
-    """An interval of so many seconds, as a row has stored them: at most 1e9, also for infinity and NaN; null for null.
+    """An interval of the seconds that a row has stored. Infinity, NaN and more than 1e9 count as 1e9; null stays null.
 
-    Of those `make_interval` makes an error, and with it the statement would fail for all rows.
+    With such a value `make_interval` raises an error, by which the statement would fail for all rows.
     """
     return f"make_interval(secs => CASE WHEN {value} IS NOT NULL THEN greatest(-1e9, least({value}, 1e9)) END)"
 
