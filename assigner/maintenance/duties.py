@@ -71,11 +71,6 @@ class Rounds:
                 raise
         return 0.0 if self._hurries and any(state.left for state in self._states.values()) else self._pause
 
-    def has_failed(self, duty: Duty) -> bool:
-        """Return whether the last run of the duty has failed."""
-        state = self._states.get(duty.name)
-        return state is not None and state.failures > 0
-
     def _run(self, duty: Duty) -> None:
         state = self._states.setdefault(duty.name, _State(self._now()))
         if self._now() < state.due:

@@ -96,7 +96,7 @@ class Expiry:
             log.warning("expired sessions are left: rows that they need are held, or wrong", sessions=left)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
-        return self._database.run(work, urgent=True, repeats_waits=False)
+        return self._database.run(work, urgent=True)
 
     def _expire_page(self, *, after: int, limit: int, job_id: int | None = None) -> list[int]:
         """Close sessions as `expire` does, in a transaction."""

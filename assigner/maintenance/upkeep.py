@@ -5,7 +5,6 @@ Finished jobs leave in rounds of their own (`retention.py`).
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import asdict
 from functools import partial
 
@@ -171,7 +170,8 @@ class Upkeep(Rounds):
         tracer: AttemptTracer | None = None,
         foresee: Foresee | None = None,
     ) -> None:
-        self._database = database = copy(database)  # with the same connections
+        # A duty comes again in the next round, and sessions must not expire late because others wait at several tries.
+        self._database = database = database.waiting_once()
         self._expiry = Expiry(database, timing=timing, actor=name, now=now, tracer=tracer)
         self._forecasts = None if foresee is None else Forecasts(database, foresee)
         self.name = name
@@ -199,11 +199,6 @@ class Upkeep(Rounds):
         """Run the duties that are due and have something to do; returns the seconds until the next round."""
         self._needs.begin()
         return super().run_once()
-
-    def _run(self, duty: Duty) -> None:
-        """Run a duty. One that has failed waits for a lock once: sessions must not expire late because several wait."""
-        self._database.repeats_waits = not self.has_failed(duty)
-        super()._run(duty)
 
     def _by_need(self, name: str, what: str, run: Callable[[], bool | None]) -> Duty:
         """Return a duty of each round that runs if there is anything to do of what `NEEDS` calls so."""

@@ -96,6 +96,7 @@ class SyncService:
     ) -> None:
         self.tracer = tracer
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
+        self._waiting_once = database.waiting_once()
         self.cooldown = cooldown
         self._policy: int | None = None
         self._fronts = HeadCursors(now)
@@ -141,12 +142,12 @@ class SyncService:
         """Settle the calls in a transaction, which is not repeated after a lock that could not be had if one could not
         be had lately."""
         self._hindrances.forget_old()
-        answers = self._database.run(
+        is_hindered = self._hindrances.is_careful or self._hindrances.leases
+        answers = (self._waiting_once if is_hindered else self._database).run(
             lambda connection: self._settle(connection, calls, names, tries_all=tries_all),
             urgent=True,
             undone=self._fronts.forget,
             kept_plans=True,
-            repeats_waits=not (self._hindrances.is_careful or self._hindrances.leases),
         )
         return answers()
 

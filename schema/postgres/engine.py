@@ -9,8 +9,8 @@ must therefore be safe to repeat, which fenced moves are.
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import psycopg
@@ -94,12 +94,10 @@ class OtherSessions:
 
 
 class Database:
-    """The connections of one process to one database: a pool for work, and a small one for heartbeats and upkeep.
+    """The connections of one process to one database: a pool for work, and a small one for heartbeats and upkeep."""
 
-    repeats_waits: a transaction that waited for a lock in vain is repeated, as after other conflicts.
-    """
-
-    repeats_waits = True
+    #: A transaction that waited for a lock in vain is repeated, as after other conflicts.
+    _repeats_waits = True
 
     def __init__(
         self,
@@ -119,6 +117,12 @@ class Database:
         self.work = self._pool(role, settings.pool)
         self.reserve = self._pool(f"{role}-reserve", settings.reserve)
 
+    def waiting_once(self) -> "Database":
+        """Return these connections, for transactions that are not repeated if they waited for a lock in vain."""
+        found = copy(self)
+        found._repeats_waits = False
+        return found
+
     def run(
         self,
         work: Callable[[Connection], T],
@@ -126,7 +130,6 @@ class Database:
         urgent: bool = False,
         undone: Callable[[], None] | None = None,
         repeat: bool = True,
-        repeats_waits: bool = True,
         kept_plans: bool = False,
     ) -> T:
         """Run `work` in one READ COMMITTED transaction, commit, and return its result.
@@ -136,7 +139,6 @@ class Database:
             mostly on few rows, because its statements take longer to plan than to execute, and for work whose plans
             depend on no values.
         repeat: false = raise a lost conflict and an outage at once, for callers that have a deadline of their own.
-        repeats_waits: as of this class, for this transaction.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
         repeated until `outage_seconds` have passed, then this raises NotReady. If the server has no room for its
@@ -154,7 +156,7 @@ class Database:
                     undone()
                 raise
 
-        return self._tried(once, pool, repeats_waits=repeats_waits) if repeat else self._with_room(once, pool)
+        return self._tried(once, pool) if repeat else self._with_room(once, pool)
 
     def run_alone(self, work: Callable[[Session], T]) -> T:
         """Run `work`, which executes statements with `single_row`; each commits in the same round trip.
@@ -234,16 +236,18 @@ class Database:
         log.warning("the server has no room for notifications, so work waits for polls", seconds=SILENCE)
         return once()
 
-    def _tried(self, once: Callable[[], T], pool: ConnectionPool, *, repeats_waits: bool = True) -> T:
-        repeats_waits = repeats_waits and self.repeats_waits
+    def _tried(self, once: Callable[[], T], pool: ConnectionPool) -> T:
         try:
             return self._with_room(once, pool)
         except psycopg.Error as error:
-            if not _is_repeated(error, waits=repeats_waits) and not is_outage(error):
+            if not self._is_repeated(error) and not is_outage(error):
                 raise
-            return self._tried_again(once, pool, error, waits=repeats_waits)
+            return self._tried_again(once, pool, error)
 
-    def _tried_again(self, once: Callable[[], T], pool: ConnectionPool, failed: Exception, *, waits: bool) -> T:
+    def _is_repeated(self, error: BaseException) -> bool:
+        return is_conflict(error) and (self._repeats_waits or not isinstance(error, psycopg.errors.LockNotAvailable))
+
+    def _tried_again(self, once: Callable[[], T], pool: ConnectionPool, failed: Exception) -> T:
         """Repeat `once` within both budgets. The first try, which `failed`, counts as one."""
         failures = [failed]
 
@@ -254,7 +258,7 @@ class Database:
 
         conflicts = Retrying(
             sleep=clock.sleep,
-            retry=retry_if_exception(partial(_is_repeated, waits=waits)),
+            retry=retry_if_exception(self._is_repeated),
             stop=stop_after_attempt(5),
             wait=_FullJitter(self._chance, base=0.01, cap=0.5),
             reraise=True,
@@ -352,10 +356,6 @@ class Database:
             return made
 
         return ConnectionPool(connect, size=size)
-
-
-def _is_repeated(error: BaseException, *, waits: bool) -> bool:
-    return is_conflict(error) and (waits or not isinstance(error, psycopg.errors.LockNotAvailable))
 
 
 def _connect_alone(url: str, settings: DatabaseSettings, *, role: str) -> WatchedConnection:

@@ -61,12 +61,14 @@ class _OneTransaction:
         undone: Callable[[], None] | None = None,
         kept_plans: bool = False,
         repeat: bool = True,
-        repeats_waits: bool = True,
     ) -> T:
-        del urgent, undone, kept_plans, repeat, repeats_waits
+        del urgent, undone, kept_plans, repeat
         done = work(self._connection)
         self._connection.execute(PID)  # and what was to be sent with the commit
         return done
+
+    def waiting_once(self) -> "_OneTransaction":
+        return self
 
 
 class Undecided(Pool):
