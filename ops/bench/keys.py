@@ -3,9 +3,11 @@
 Keys are locks that have their slots from a pattern, and resource classes that have their rate from one. One lock that
 all jobs hold shows what a lock costs without many keys. No limit is ever reached, so that what differs is the cost of
 keys. Two assigner processes place jobs as in `run.py`, on bots that have room for all of them. The contenders take
-turns; one run of each before them is not counted.
+turns; one run of each before them is not counted. A rate is compared with the one without keys of the same turn.
 
-    python -m ops.bench.keys [--keys 10000] [--jobs 30000] [--runs 3] [--json]
+Each key is used by as many jobs as `--jobs` is times `--keys`. Few jobs of each show what the first use of a key costs.
+
+    python -m ops.bench.keys [--keys 10000] [--jobs 90000] [--runs 3] [--json]
 """
 
 import json
@@ -25,6 +27,9 @@ from schema.postgres.engine import Database
 #: More than all jobs together.
 MANY = 1_000_000
 PROCESSES = 2
+#: So many that each process has a part of them to itself, as in a large pool: what is compared is not how often two
+#: processes want one bot.
+BOTS = 400
 #: The constraints of a job by its key, for each contender; None = it has none.
 CONTENDERS: dict[str, Callable[[int], dict[str, Any]] | None] = {
     "no keys": None,
@@ -36,7 +41,7 @@ CONTENDERS: dict[str, Callable[[int], dict[str, Any]] | None] = {
 
 def filled(database: Database, contender: str, *, keys: int, jobs: int) -> None:
     """Make the bots, the patterns and the jobs of a contender."""
-    shape = Shape(bots=100, capacity=2 * jobs // 100, quotas=False)
+    shape = Shape(bots=BOTS, capacity=2 * jobs // BOTS, quotas=False)
     fill(database, shape)
     named = ["default", "customer-*"]
     database.run(lambda c: counters.set_limits(c, counters.SLOTS_OF_LOCK, {tuple(named): MANY}, actor="bench"))
@@ -62,7 +67,7 @@ def starts(url: str, contender: str, *, keys: int, jobs: int) -> Stretch:
 
 @click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
 @click.option("--keys", type=click.IntRange(1), default=10_000, show_default=True, help="Distinct keys.")
-@click.option("--jobs", type=click.IntRange(1000), default=30_000, show_default=True, help="Queued jobs.")
+@click.option("--jobs", type=click.IntRange(1000), default=90_000, show_default=True, help="Queued jobs.")
 @click.option("--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each contender.")
 @click.option("--only", multiple=True, type=click.Choice(list(CONTENDERS)), help="Measure only these.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
@@ -73,14 +78,18 @@ def main(keys: int, jobs: int, runs: int, *, only: tuple[str, ...], as_json: boo
             for name, each in found.items():
                 rate = starts(url, name, keys=keys, jobs=jobs).rate
                 each.extend([rate] if turn else [])
+    base = found.get("no keys")
+    ratios = {name: [one / by for one, by in zip(each, base, strict=True)] for name, each in found.items() if base}
     medians = {name: statistics.median(each) for name, each in found.items()}
     if as_json:
-        click.echo(json.dumps({"starts_per_second": found, "medians": medians}))
+        click.echo(json.dumps({"starts_per_second": found, "medians": medians, "ratios": ratios}))
         return
-    base = medians.get("no keys")
     for name, each in found.items():
-        ratio = "" if base is None else f", {medians[name] / base:.2f} of those without keys"
-        click.echo(f"{name}: {medians[name]:,.0f} starts/s ({min(each):,.0f} to {max(each):,.0f}){ratio}")
+        beside = ""
+        if name in ratios and name != "no keys":
+            low, high = min(ratios[name]), max(ratios[name])
+            beside = f", {statistics.median(ratios[name]):.2f} of those without keys ({low:.2f} to {high:.2f})"
+        click.echo(f"{name}: {medians[name]:,.0f} starts/s ({min(each):,.0f} to {max(each):,.0f}){beside}")
 
 
 if __name__ == "__main__":
