@@ -36,8 +36,8 @@ _log = structlog.get_logger(__name__)
 BOT_NEWS = Statement(f"""
 SELECT id, epoch, draining, lively, is_late FROM (
     SELECT id, epoch, draining, status = 'gone' OR (held > 0 AND EXISTS (
-        SELECT FROM {newest_leases("n.id", "n.held", columns="state")} l
-        WHERE state IN ('pending', 'cancelling'))) AS lively,
+        SELECT FROM {newest_leases("n.id", "n.held", columns="state, bot_epoch")} l
+        WHERE state IN ('pending', 'cancelling') AND bot_epoch = n.epoch)) AS lively,
         coalesce(expires_at < now() + make_interval(secs => :late), false) AS is_late
     FROM bots n WHERE id = ANY (CAST(:ids AS bigint[])) OFFSET 0
 ) b

@@ -18,6 +18,7 @@ from schema.checkpoints import Checkpoint, Told
 from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
 from schema.moves.grant import FetchedLease
+from schema.moves.sessions import STARTED_ANEW
 from schema.outputs import Written
 from schema.postgres.statements import Row
 from schema.states import BotStatus, LeaseState
@@ -205,6 +206,8 @@ class SyncCall:
     remaining: float
     #: The bot's live leases before the call.
     held: list[Row] = field(default_factory=list)
+    #: Leases of older sessions of the bot, which could not end when this session began.
+    left: list[Row] = field(default_factory=list)
     #: The jobs whose starts calls of the batch have reported.
     started: Collection[int] = ()
     #: The attempts that the call has ended.
@@ -250,6 +253,11 @@ class SyncCall:
         """
         sync = self.sync
         return 0 if sync is None or self.leaves or self.bot.sync_seq != sync.seq - 1 else sync.unlisted
+
+    @property
+    def still_left(self) -> int:
+        """Return how many leases of older sessions the call has not ended."""
+        return len({lease.job_id for lease in self.left} - {job.job_id for job in self.ended}) if self.left else 0
 
     @property
     def is_idle(self) -> bool:
@@ -311,6 +319,11 @@ class SyncCall:
             leaves=self.leaves,
             unlisted=self.sync.unlisted > 0 and not self.leaves,
         )
+        anew = {"reason": STARTED_ANEW}
+        self.outcome.endings += [
+            AttemptEnd(lease.job_id, lease.fence, self.bot.id, lease.bot_epoch, Verdict.LOST, anew)
+            for lease in self.left
+        ]
 
     def size(self) -> None:
         """Take over the capacity that the bot reports, but not less than what it uses. It keeps no more units for an

@@ -14,13 +14,12 @@ import psycopg
 import structlog
 
 from bots.sync.call import SyncCall
-from schema.accounting.held_rows import SHORT_WAIT
+from schema.accounting.held_rows import hindrance
 from schema.clock import Monotonic
 from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd
 from schema.postgres.connection import Connection
-from schema.postgres.failures import HINDRANCES
-from schema.postgres.statements import Row, Statement
+from schema.postgres.statements import Row
 
 M = TypeVar("M", Start, AttemptEnd)
 
@@ -29,9 +28,6 @@ M = TypeVar("M", Start, AttemptEnd)
 CAREFUL = 30.0
 #: Seconds for which all ends of an instance are put off, after its quota could not be had.
 HELD = 1.0
-#: How long a lease waits that was put off before, or after another one has waited in vain in the same transaction.
-_BRIEF_WAIT = Statement("SELECT set_config('lock_timeout', '10ms', true)")
-_NOTHING = Statement("SELECT")
 
 _log = structlog.get_logger(__name__)
 
@@ -89,7 +85,7 @@ class Trials:
 
     def possible(self, sync_call: SyncCall, moves: Sequence[M], move: Callable[[M], object]) -> list[M]:
         """Return those of the starts or ends of a call that can be applied. Each is tried alone, and undone."""
-        leases = {lease.job_id: lease for lease in sync_call.held}
+        leases = {lease.job_id: lease for lease in (*sync_call.held, *sync_call.left)}
         found = list[M]()
         for each in moves:
             lease = leases[each.job_id]
@@ -109,21 +105,15 @@ class Trials:
         if not self.everything and key not in known.leases:
             return None
         waits_briefly = self.has_waited or known.leases.get(key, now) > now
-        try:
-            with self.connection.savepoint() as trial:
-                self.connection.execute_later(_BRIEF_WAIT if waits_briefly else SHORT_WAIT)
-                move()
-                self.connection.execute(_NOTHING)  # and what waits to be sent with the next statement
-                trial.rollback()
-        except HINDRANCES as error:
-            if isinstance(error, psycopg.errors.LockNotAvailable):
-                self.has_waited = True
-                # The first line of the context names the table of the row that is held, in any language. A row of
-                # another table belongs to one lease or to few, so that others of the instance may end.
-                if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
-                    self.held.add(quota)
-                    if not waits_briefly:
-                        known.quotas[quota] = known.now() + HELD
-            return error
-        known.leases.pop(key, None)
-        return None
+        error = hindrance(self.connection, move, briefly=waits_briefly)
+        if error is None:
+            known.leases.pop(key, None)
+        elif isinstance(error, psycopg.errors.LockNotAvailable):
+            self.has_waited = True
+            # The first line of the context names the table of the row that is held, in any language. A row of
+            # another table belongs to one lease or to few, so that others of the instance may end.
+            if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
+                self.held.add(quota)
+                if not waits_briefly:
+                    known.quotas[quota] = known.now() + HELD
+        return error

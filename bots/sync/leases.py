@@ -19,13 +19,14 @@ JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
 # ones. So entries of leases that have ended are never read.
 _JOB = ("id", "public_id", "attempts", "timeout_seconds")
-_LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
+_LEASE = "bot_id, bot_epoch, job_id, fence, instance, state, units, delivered_at, stop_reason"
 
 
 def _found(*of_job: str, but: str = "coalesce(c.jobs, '{}')") -> str:
     """The leases that are known, and the others of the same bots.
 
-    Of the others of bots that are `brief`, only those that the bot was not told of as they are.
+    Of the others of bots that are `brief`, only those that the bot was not told of as they are, and those of older
+    sessions.
 
     of_job: columns of its job that each of the others has beside those of a lease, as the known ones do.
     but: SQL expression for an array of the jobs whose leases are not among the others.
@@ -38,12 +39,12 @@ def _found(*of_job: str, but: str = "coalesce(c.jobs, '{}')") -> str:
 ), found AS MATERIALIZED (
     SELECT * FROM known
     UNION ALL
-    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[]), CAST(:brief AS boolean[]))
-        AS b (id, held, brief)
+    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:held AS integer[]),
+        CAST(:brief AS boolean[])) AS b (id, epoch, held, brief)
     LEFT JOIN counted c ON c.bot_id = b.id
     CROSS JOIN LATERAL {latest} l
     {job}
-    WHERE NOT b.brief OR l.state = 'cancelling' OR l.delivered_at IS NULL
+    WHERE NOT b.brief OR l.state = 'cancelling' OR l.delivered_at IS NULL OR l.bot_epoch <> b.epoch
 )"""
 
 
@@ -58,8 +59,8 @@ WITH known AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = j.id AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
 ), {_found(*_JOB)}
-SELECT l.bot_id, l.job_id, CAST(l.public_id AS text) AS public_id, l.fence, l.state, l.units, i.name AS instance,
-    l.attempts, l.timeout_seconds,
+SELECT l.bot_id, l.bot_epoch, l.job_id, CAST(l.public_id AS text) AS public_id, l.fence, l.state, l.units,
+    i.name AS instance, l.attempts, l.timeout_seconds,
     CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
     NULL AS payload, NULL AS gpus, NULL AS checkpoint
 FROM found l JOIN instances i ON i.id = l.instance ORDER BY l.job_id
@@ -80,8 +81,8 @@ WITH known AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
 ), {_found(but="coalesce(c.jobs, '{}') || CAST(:found AS bigint[])")}
-SELECT l.bot_id, l.job_id, CAST(j.public_id AS text) AS public_id, l.fence, l.state, l.units, i.name AS instance,
-    j.attempts, j.timeout_seconds,
+SELECT l.bot_id, l.bot_epoch, l.job_id, CAST(j.public_id AS text) AS public_id, l.fence, l.state, l.units,
+    i.name AS instance, j.attempts, j.timeout_seconds,
     CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
     CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
     CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
@@ -106,7 +107,9 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
     """Read the live leases of each bot before its call, in the order of their jobs, without unchanged ones that the bot
     does not list. The bots' rows are locked.
     """
-    _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
+    older = _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
+    for sync_call in sync_calls if older else ():
+        sync_call.left = [lease for lease in older if lease.bot_id == sync_call.bot.id]
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
@@ -122,7 +125,7 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
         sync_call.due = _known(sync_call)
     _gather(connection, DUE_LEASES, [each for each in sync_calls if _has_unread(each)], _left, lambda each: each.due)
     for sync_call in sync_calls:
-        unchanged = sync_call.bot_capacity.held - len(sync_call.due)
+        unchanged = sync_call.bot_capacity.held - sync_call.still_left - len(sync_call.due)
         sync_call.left_out = unchanged if unchanged == sync_call.unlisted else 0
     disagreeing = [each for each in sync_calls if each.unlisted != each.left_out]
     for sync_call in disagreeing:
@@ -154,7 +157,7 @@ def _has_unread(sync_call: SyncCall) -> bool:
     """Whether leases may be due that are not known yet. Those that the bot does not list were read if they changed."""
     if sync_call.unlisted > 0:
         return any(_left(sync_call))
-    return sync_call.bot_capacity.held > len(sync_call.due)
+    return sync_call.bot_capacity.held - sync_call.still_left > len(sync_call.due)
 
 
 def _known(sync_call: SyncCall) -> list[Row | FetchedLease]:
@@ -179,17 +182,18 @@ def _gather(
     into: Callable[[SyncCall], list[Any]],
     *,
     whole: bool = False,
-) -> None:
-    """Read leases by the query, but for those that are due already.
+) -> Sequence[Row]:
+    """Read leases by the query, but for those that are due already; return those of older sessions of the bots.
 
     whole: also those for which nothing has changed, of bots that do not list them.
     """
     by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
     keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
     if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):
-        return
+        return ()
     values = {
         "bot_ids": list(by_bot),
+        "epochs": [sync_call.bot.epoch for sync_call in by_bot.values()],
         "held": [sync_call.bot_capacity.held - len(sync_call.due) for sync_call in by_bot.values()],
         "brief": [sync_call.unlisted > 0 and not whole for sync_call in by_bot.values()],
         "found": [lease.job_id for sync_call in by_bot.values() for lease in sync_call.due],
@@ -197,5 +201,8 @@ def _gather(
         "known_jobs": [job for _, job, _ in keys],
         "known_fences": [fence for _, _, fence in keys],
     }
+    older = list[Row]()
     for row in connection.execute(query, values).all():
-        into(by_bot[row.bot_id]).append(row)
+        sync_call = by_bot[row.bot_id]
+        (into(sync_call) if row.bot_epoch == sync_call.bot.epoch else older).append(row)
+    return older

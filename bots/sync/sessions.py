@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
@@ -15,6 +16,7 @@ from schema.moves.sessions import OpenedSession, SessionOpening
 from schema.policy.new_instances import refusal, refused_instances
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.failures import HINDRANCES
 from schema.timing import Timing
 from schema.validation import FARM, normal_properties
 
@@ -34,6 +36,9 @@ def open_sessions(
     before that session would have expired, unless the request says that it is dead. A lost bot does not count against
     them if it says that it was only cut off. A repeated request with the bot's own secret finds the session that it
     opened. `tracer` is told of the attempts that ended.
+
+    If a job of an older session cannot be queued again now, as somebody holds a row or one is wrong, the sessions are
+    opened without that. A sync of the new session queues it, once it can be.
     """
     answers: dict[str, Session | BadInput] = {}
     chosen: dict[str, tuple[str, SessionOpening]] = {}
@@ -45,17 +50,21 @@ def open_sessions(
             answers[request.bot] = error
     if chosen:
 
-        def work(connection: Connection) -> dict[str, OpenedSession | BadInput]:
+        def work(connection: Connection, *, tries: bool) -> dict[str, OpenedSession | BadInput]:
             named = {bot: opening.instance for bot, (_, opening) in chosen.items() if opening.instance is not None}
             unknown = refused_instances(connection, named.values())
             refused = {bot: refusal(name) for bot, name in named.items() if name in unknown}
             openings = [opening for bot, (_, opening) in chosen.items() if bot not in refused]
-            opened = sessions.open_sessions(connection, openings, ttl=timing.ttl) if openings else []
+            opened = sessions.open_sessions(connection, openings, ttl=timing.ttl, tries=tries) if openings else []
             if tracer is not None:
                 tracer.trace(connection, [attempt for each in opened for attempt in each.ended])
             return refused | {opening.name: each for opening, each in zip(openings, opened, strict=True)}
 
-        for bot, each in database.run(work, urgent=True).items():
+        try:
+            found = database.waiting_once().run(partial(work, tries=False), urgent=True)
+        except HINDRANCES:
+            found = database.run(partial(work, tries=True), urgent=True)
+        for bot, each in found.items():
             if isinstance(each, BadInput):
                 answers[bot] = each
                 continue

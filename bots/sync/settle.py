@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -42,7 +43,15 @@ from schema.fleet import localities
 from schema.moves.acknowledge import Start, acknowledge, deliver
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
-from schema.moves.sessions import IDLE_RENEWED_BELOW, RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs
+from schema.moves.sessions import (
+    IDLE_RENEWED_BELOW,
+    RENEWED_BELOW,
+    SyncUpdate,
+    close,
+    limit_spared,
+    read_ends_of_older,
+    record_syncs,
+)
 from schema.moves.submissions import lock_jobs
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.connection import Connection
@@ -251,6 +260,8 @@ class SyncService:
         def starts(start: Start) -> None:
             acknowledge(connection, [start], sync=self._timing.sync)
 
+        held_until = self._held_until(connection, settled)
+
         def ends(sync_call: SyncCall, ending: AttemptEnd) -> None:
             returned = ReturnedUnits()
             end(
@@ -258,6 +269,7 @@ class SyncService:
                 limit_spared(connection, [ending]),
                 actor=[sync_call.actor],
                 pace=self._fetch.pace,
+                hold_until=held_until,
                 capacities={sync_call.bot.id: copy(sync_call.bot_capacity)},
                 returned=returned,
                 cooldown=self.cooldown,
@@ -269,6 +281,11 @@ class SyncService:
                 outcome = sync_call.outcome
                 outcome.started = trials.possible(sync_call, outcome.started, starts)
                 outcome.endings = trials.possible(sync_call, outcome.endings, partial(ends, sync_call))
+
+    def _held_until(self, connection: Connection, settled: Sequence[SyncCall]) -> dict[int, datetime]:
+        """Return until when agents may run what older sessions of their bots have left; see `end`."""
+        leaving = [sync_call.bot.id for sync_call in settled if sync_call.left]
+        return read_ends_of_older(connection, leaving, ttl=self._timing.ttl)
 
     def _compared(self, connection: Connection, settled: list[SyncCall], replies: dict[int, Reply]) -> list[SyncCall]:
         """Compare the report of each bot with its live leases; return the calls that are not refused by that.
@@ -292,11 +309,8 @@ class SyncService:
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.outcome.started]
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.outcome.endings]
-        leaving = sum(sync_call.leaves for sync_call in spoken)
-        if bool(starts) + bool(endings) + leaving > 1:
-            moved = [start.job_id for start in starts] + [ending.job_id for ending, _ in endings]
-            given_back = [lease.job_id for sync_call in spoken if sync_call.leaves for lease in sync_call.held]
-            lock_jobs(connection, [*moved, *given_back])
+        if starts and endings:
+            lock_jobs(connection, [start.job_id for start in starts] + [ending.job_id for ending, _ in endings])
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.outcome.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.outcome.checkpoints]
         store_checkpoints(connection, checkpoints)
@@ -307,6 +321,7 @@ class SyncService:
             limit_spared(connection, [ending for ending, _ in endings]),
             actor=[actor for _, actor in endings],
             pace=self._fetch.pace,
+            hold_until=self._held_until(connection, spoken),
             capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},
             returned=returned,
             cooldown=self.cooldown,
@@ -354,9 +369,7 @@ class SyncService:
         self._sync(connection, [sync_call for sync_call in settled if sync_call.leaves])
         for sync_call in settled:
             if sync_call.leaves:
-                released = close(connection, sync_call.bot.id, actor=sync_call.actor)
-                if self.tracer is not None:
-                    self.tracer.trace(connection, released)
+                close(connection, sync_call.bot.id, keeps_leases=sync_call.bot_capacity.held > 0)
                 replies[sync_call.nth] = Due([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
         return [sync_call for sync_call in settled if not sync_call.leaves]
 

@@ -4,14 +4,20 @@ A grant takes of these rows as its last act. A transaction that somebody has lef
 by hand, would make every grant fail that has one job among its jobs that needs the row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import psycopg
+
 from schema.postgres.connection import Connection
+from schema.postgres.failures import HINDRANCES
 from schema.postgres.statements import Statement
 
 #: How long a transaction waits for a lock when one could not be had lately.
 SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
+#: How long a move waits that was hindered before, or after another one has waited in vain in the same transaction.
+_BRIEF_WAIT = Statement("SELECT set_config('lock_timeout', '10ms', true)")
+_NOTHING = Statement("SELECT")
 _QUOTAS = Statement("""
 WITH free AS MATERIALIZED (SELECT cohort, instance FROM quotas FOR NO KEY UPDATE SKIP LOCKED)
 SELECT DISTINCT instance FROM quotas q
@@ -36,6 +42,22 @@ class HeldRows:
 
     instances: frozenset[int]
     names: frozenset[str]
+
+
+def hindrance(connection: Connection, move: Callable[[], object], *, briefly: bool) -> psycopg.Error | None:
+    """Return why the move cannot be made now, None if it can: it is made, and undone.
+
+    briefly: wait for a lock for a hundredth of a second, not for a tenth.
+    """
+    try:
+        with connection.savepoint() as trial:
+            connection.execute_later(_BRIEF_WAIT if briefly else SHORT_WAIT)
+            move()
+            connection.execute(_NOTHING)  # and what waits to be sent with the next statement
+            trial.rollback()
+    except HINDRANCES as error:
+        return error
+    return None
 
 
 def held_rows(connection: Connection) -> HeldRows:

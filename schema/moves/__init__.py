@@ -10,7 +10,7 @@ locked rows.
     queued -> leased: grant.grant, grant.grant_locked
     leased -> running: acknowledge.acknowledge
     leased, running, cancelling -> succeeded, failed, cancelled, dead, queued: end.end
-    leased, running -> queued: preempt.preempt (through end), sessions.expire, sessions.close
+    leased, running -> queued: preempt.preempt (through end), sessions.expire, sessions.open_sessions
     an attempt that was charged to its job is not counted: sessions.open_sessions
     leased, running -> cancelling: cancel.cancel        queued, parked, deferred, blocked -> cancelled: cancel.cancel
     queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred

@@ -8,14 +8,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
+import psycopg
 from leasehold.errors import NotFound
 from leasehold.states import JobState
 from leasehold.wire import escaped
 
 from schema import audit
 from schema.accounting.counters import declare_resources
+from schema.accounting.held_rows import hindrance
 from schema.accounting.units import BotCapacity
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.waiting.backoff import wake_queues_for_bots
@@ -68,7 +71,7 @@ OPEN = Statement(f"""
 {_SESSIONS_END}
 UPDATE bots b SET epoch = b.epoch + 1, session = o.session, sync_seq = 0, status = 'ok', closing = false,
     kept_units = 0, instance = o.instance, pool = o.pool, labels = o.labels, cohort = cohort_of(o.labels),
-    priority = o.priority, capacity = o.capacity, kind = o.kind, host = o.host, pid = o.pid,
+    priority = o.priority, capacity = greatest(o.capacity, b.in_use), kind = o.kind, host = o.host, pid = o.pid,
     version = o.version, kill_grace = o.kill_grace, opened_at = now(),
     expires_at = now() + make_interval(secs => :ttl)
 FROM (
@@ -81,7 +84,7 @@ FROM (
         CAST(:versions AS text[]), CAST(:graces AS double precision[]))
         AS o (id, session, instance, pool, labels, priority, capacity, kind, host, pid, version, kill_grace)
 ) o
-WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
+WHERE b.id = o.id RETURNING b.name, b.id, b.epoch, b.held
 """)
 FIRST_EXPIRY = Statement("""
 SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM bots WHERE status <> 'gone'
@@ -139,22 +142,29 @@ SELECT m.id, 'forgive', m.state, m.state, m.fence, e.actor,
 FROM moved m CROSS JOIN unnest(m.lost, m.actors) AS e (lost, actor)
 """)
 STOP_RENEWING = Statement("UPDATE bots SET closing = true WHERE id = :id AND NOT closing")
+# An older session lasted at most so long, if it was of `ttl` seconds too.
+OLDER_ENDED = Statement("""
+SELECT id, opened_at + make_interval(secs => :ttl) AS at FROM bots WHERE id = ANY (CAST(:ids AS bigint[]))
+""")
 CLOSE = Statement(f"""
 {_SESSIONS_END}
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
 WHERE id = ANY (CAST(:ids AS bigint[]))
 """)
-# Starts from the overdue leases, of which there are few, and finds their bots by id.
+# Starts from the overdue leases, of which there are few, and finds their bots by id. Leases of older sessions do not
+# count.
 CLOSE_OVERDUE = Statement("""
 WITH overdue AS MATERIALIZED (
     SELECT b.id FROM bots b
     WHERE NOT b.closing AND b.status <> 'gone' AND b.id = ANY (ARRAY(
-        SELECT l.bot_id FROM leases l JOIN bots h ON h.id = l.bot_id AND NOT h.closing
+        SELECT l.bot_id FROM leases l JOIN bots h ON h.id = l.bot_id AND h.epoch = l.bot_epoch AND NOT h.closing
         WHERE l.state IN ('pending', 'active', 'cancelling') AND l.due_at < now() AND l.state = 'cancelling'))
     ORDER BY b.id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING b.name
 """)
+#: Why a lease of an older session of its bot ends.
+STARTED_ANEW = "its bot started anew"
 #: A session is renewed at a call if less than this part of it is left.
 RENEWED_BELOW = 5 / 6
 #: The same while the bot's call is held: later, because a bot without leases has no work to lose. The call of a bot
@@ -264,13 +274,19 @@ class _SessionEnd:
     hold_until: datetime | None = None
 
 
-def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *, ttl: float) -> list[OpenedSession]:
+def open_sessions(
+    connection: Connection, openings: Sequence[SessionOpening], *, ttl: float, tries: bool = False
+) -> list[OpenedSession]:
     """Begin sessions of `ttl` seconds, each under a new epoch of its bot. The names of the bots are distinct.
 
     The number of statements does not grow with the number of sessions. A repeated opening, with the secret of the open
     session, changes only its expiry. Otherwise every lease of the older session ends as lost, and the bot's kind and
     its resources are recorded. A bot is given no job before its first sync, which also wakes the queues that it could
     serve. Returns the sessions in the order of the openings.
+
+    tries: the end of each lease is tried first. One that cannot end now, as somebody holds a row or one is wrong, stays
+        as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that session.
+        Such a bot has the resources that it declared before.
     """
     advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
@@ -288,9 +304,8 @@ def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *,
         return [found[each.name] for each in openings]
     _forgive(connection, [(bots[each.name].id, each) for each in new])
     ended: dict[int, list[EndedAttempt]] = {}
-    for attempt in _end_all(
-        connection, {bots[each.name].id: _superseded(bots[each.name], each) for each in new if bots[each.name].held}
-    ):
+    ends = {bots[each.name].id: _superseded(bots[each.name], each) for each in new if bots[each.name].held}
+    for attempt in _end_all(connection, ends, tries=tries):
         ended.setdefault(attempt.bot_id, []).append(attempt)
     rows = connection.execute(
         OPEN,
@@ -309,11 +324,12 @@ def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *,
             "graces": [each.kill_grace for each in new],
             "ttl": ttl,
         },
-    )
+    ).all()
     found |= {row.name: OpenedSession(row.id, int(row.epoch), ended.get(row.id, [])) for row in rows}
-    declare_resources(
-        connection, {bots[each.name].id: each.supply or {} for each in new if each.supply or bots[each.name].limited}
-    )
+    # A lease that is left has taken of what the older session declared.
+    keeping = {row.name for row in rows if row.held}
+    supplies = {each.name: each.supply or {} for each in new if each.supply or bots[each.name].limited}
+    declare_resources(connection, {bots[name].id: it for name, it in supplies.items() if name not in keeping})
     if ended:
         wake(connection, "jobs")
     superseded = [str(bots[each.name].id) for each in new if bots[each.name].session is not None]
@@ -326,10 +342,10 @@ def _superseded(bot: Row, opening: SessionOpening) -> _SessionEnd:
     """Return how the older session of the bot ends."""
     actor = f"bot:{opening.name}"
     if opening.dead is None or opening.dead != bot.session:
-        return _SessionEnd(Verdict.LOST, actor, "its bot started anew", bot.expires_at)
+        return _SessionEnd(Verdict.LOST, actor, STARTED_ANEW, bot.expires_at)
     if opening.cut_off:
         return _SessionEnd(Verdict.RELEASED, actor, "its bot was cut off")
-    return _SessionEnd(Verdict.LOST, actor, "its bot started anew")
+    return _SessionEnd(Verdict.LOST, actor, STARTED_ANEW)
 
 
 def _forgive(connection: Connection, openings: Sequence[tuple[int, SessionOpening]]) -> None:
@@ -369,6 +385,13 @@ def _interned_instances(connection: Connection, openings: Sequence[SessionOpenin
     if not names:
         return {}
     return {row.name: row.id for row in connection.execute(INTERN_INSTANCES, {"names": names})}
+
+
+def read_ends_of_older(connection: Connection, bot_ids: Sequence[int], *, ttl: float) -> dict[int, datetime]:
+    """Return by bot id until when older sessions of these bots, of `ttl` seconds, may have lasted."""
+    if not bot_ids:
+        return {}
+    return {row.id: row.at for row in connection.execute(OLDER_ENDED, {"ids": list(bot_ids), "ttl": ttl})}
 
 
 def record_syncs(
@@ -449,15 +472,13 @@ def held_jobs(connection: Connection, *, bot_id: int) -> list[int]:
     return sorted(row.job_id for row in connection.execute(HELD_BY, {"bot_ids": [bot_id]}))
 
 
-def close(connection: Connection, bot_id: int, *, actor: str) -> list[EndedAttempt]:
-    """End the session of a bot that leaves; its jobs are queued again without a lost attempt, ten times for each job.
+def close(connection: Connection, bot_id: int, *, keeps_leases: bool) -> None:
+    """End the session of a bot that leaves. The caller has locked the bot, and ended its leases.
 
-    The caller has locked the bot. Its agent may only have been cut off, and by a job.
+    keeps_leases: some of them cannot end now. Then the session is over for the bot, and is closed when it expires.
     """
-    ended = _end_all(connection, {bot_id: _SessionEnd(Verdict.RELEASED, actor, "its bot left")})
-    connection.execute(CLOSE, {"ids": [bot_id]})
+    connection.execute(STOP_RENEWING if keeps_leases else CLOSE, {"id": bot_id, "ids": [bot_id]})
     wake(connection, "jobs")
-    return ended
 
 
 def close_overdue(connection: Connection, limit: int) -> list[str]:
@@ -501,8 +522,13 @@ def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row]
     return found
 
 
-def _end_all(connection: Connection, ends: Mapping[int, _SessionEnd], *, only: int | None = None) -> list[EndedAttempt]:
-    """End the leases of bots, given by bot id; `only` that of this job, None = all."""
+def _end_all(
+    connection: Connection, ends: Mapping[int, _SessionEnd], *, only: int | None = None, tries: bool = False
+) -> list[EndedAttempt]:
+    """End the leases of bots, given by bot id; `only` that of this job, None = all.
+
+    tries: try each alone first, and leave those that cannot end now.
+    """
     if not ends:
         return []
     held = connection.execute(HELD_BY, {"bot_ids": list(ends)})
@@ -511,13 +537,26 @@ def _end_all(connection: Connection, ends: Mapping[int, _SessionEnd], *, only: i
         for row, each in ((row, ends[row.bot_id]) for row in held)
         if only in (None, row.job_id)
     ]
+    held_until = {bot_id: each.hold_until for bot_id, each in ends.items() if each.hold_until is not None}
+
+    def ended(chosen: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        return end(connection, chosen, actor=[ends[one.bot_id].actor for one in chosen], hold_until=held_until)
+
     endings = limit_spared(connection, endings)
-    return end(
-        connection,
-        endings,
-        actor=[ends[ending.bot_id].actor for ending in endings],
-        hold_until={bot_id: each.hold_until for bot_id, each in ends.items() if each.hold_until is not None},
-    )
+    return ended(_possible(connection, endings, ended) if tries else endings)
+
+
+def _possible(
+    connection: Connection, endings: Sequence[AttemptEnd], ended: Callable[[Sequence[AttemptEnd]], object]
+) -> list[AttemptEnd]:
+    """Return those of the ends that can be made now. Each is tried alone, and undone."""
+    found, has_waited = list[AttemptEnd](), False
+    for ending in endings:
+        error = hindrance(connection, partial(ended, [ending]), briefly=has_waited)
+        if error is None:
+            found.append(ending)
+        has_waited = has_waited or isinstance(error, psycopg.errors.LockNotAvailable)
+    return found
 
 
 def _told(session_end: _SessionEnd) -> dict[str, Any]:

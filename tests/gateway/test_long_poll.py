@@ -248,7 +248,7 @@ def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool)
     pool.change("UPDATE bots SET expires_at = now() + interval '2900 s' WHERE name = 'young'")
     pool.change("UPDATE bots SET epoch = epoch + 1 WHERE name = 'superseded'")
     pool.change("UPDATE bots SET closing = true WHERE name = 'closing'")
-    pool.database.run(lambda connection: close(connection, bots["gone"], actor="b"))
+    pool.database.run(lambda connection: close(connection, bots["gone"], keeps_leases=False))
     held = [(bot, 1) for bot in bots.values()]
     expiries = "SELECT name, expires_at FROM bots WHERE name <> 'gone'"
     before = {row.name: row.expires_at for row in pool.rows(expiries)}

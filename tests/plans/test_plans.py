@@ -83,7 +83,9 @@ class Known:
 
     def live_leases(self, connection: Connection, query: Statement, *, brief: bool) -> None:
         empty: dict[str, list[int]] = {name: [] for name in ("known_bots", "known_jobs", "known_fences", "found")}
-        connection.execute(query, {"bot_ids": [self.held[0][2]], "held": [1], "brief": [brief], **empty}).all()
+        _, _, bot, epoch = self.held[0]
+        asked = {"bot_ids": [bot], "epochs": [epoch], "held": [1], "brief": [brief], **empty}
+        connection.execute(query, asked).all()
 
 
 Act = Callable[[Known, Connection], object]

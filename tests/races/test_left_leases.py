@@ -1,0 +1,106 @@
+"""A bot comes back or leaves while one of its leases cannot end: the others do, and the bot goes on."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from structlog.testing import capture_logs
+
+from bots.protocol import OpenSession
+from bots.sync.sessions import open_sessions
+from schema.diagnostics.invariants import LEASES_OF_LIVE_SESSIONS, verify
+from schema.postgres.engine import Database, DatabaseSettings
+from tests.support.pool import Bot, Pool, active, completed, submitted
+from tests.support.race import Race, expire
+
+pytestmark = pytest.mark.conflicts
+LOCK_JOB = "SELECT FROM jobs WHERE locality_hint = 'held' FOR UPDATE"
+
+
+@pytest.fixture
+def impatient(pool: Pool, race: Race) -> Iterator[Pool]:
+    """The same pool with a wait for locks that is over soon."""
+    settings = DatabaseSettings(lock_timeout=0.1)
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+        yield Pool(database, pool.timing, pool.chance)
+    race.forget_errors()
+
+
+def with_two(pool: Pool, name: str = "bot-1") -> tuple[Bot, str, str]:
+    """A bot that runs a job whose row somebody will hold, and another one."""
+    bot = pool.bot(name, capacity=2)
+    (held,) = pool.submit(locality_hint="held")
+    (sound,) = pool.submit()
+    bot.sync(*map(active, pool.given(bot)))
+    return bot, held, sound
+
+
+def test_a_bot_comes_back_while_one_of_its_leases_cannot_end_and_the_lease_ends_later(
+    pool: Pool, impatient: Pool, race: Race
+) -> None:
+    _, held, sound = with_two(pool)
+    openings = [OpenSession(bot="bot-1", capacity=2), OpenSession(bot="bot-2")]
+    with race.first() as stranger:
+        stranger.connection.execute_sql(LOCK_JOB)
+        opened = open_sessions(impatient.database, openings, timing=pool.timing)
+        bot = Bot(impatient.sync_service(), opened[0])  # type: ignore[arg-type]
+        assert [pool.job(job).state for job in (held, sound)] == ["running", "queued"]
+        with capture_logs() as logs:
+            assert bot.sync()["leases"] == []
+        assert [(log["job"], log["bot"]) for log in logs if "job" in log] == [(held, "bot-1")], (
+            "who looks for the job finds this"
+        )
+        (finding,) = [each for each in verify(pool.database) if each.rows]
+        assert finding.id == LEASES_OF_LIVE_SESSIONS.id
+        pool.upkeep().run_once()
+        assert pool.row("SELECT closing, capacity, in_use FROM bots WHERE name = 'bot-1'")[:] == (False, 2, 1)
+    bot.sync()
+    assert pool.job(held).state == "queued"
+    assert pool.row("SELECT in_use, held FROM bots WHERE name = 'bot-1'")[:] == (0, 0)
+    rests = "SELECT count(*) FROM jobs WHERE schedule_after > now()"
+    assert pool.row(rests)[0] == 2, "the agent of the older session may still run both"
+
+
+def test_a_bot_with_a_lease_of_an_older_session_runs_others_and_is_not_told_of_it(
+    pool: Pool, impatient: Pool, race: Race
+) -> None:
+    bot, held, _ = with_two(pool)
+    with race.first() as stranger:
+        stranger.connection.execute_sql(LOCK_JOB)
+        again = impatient.restarted(bot, capacity=2)
+        (work,) = impatient.given(again)
+        (listed,) = again.sync(active(work))["leases"]
+        assert listed["job"] == work["job"]
+        again.sync(completed(work))
+        assert pool.job(work["job"]).state == "succeeded"
+    again.sync()
+    assert pool.job(held).kills == 1
+
+
+def test_a_bot_comes_back_while_a_row_that_the_end_of_its_lease_needs_is_wrong(pool: Pool, race: Race) -> None:
+    graph = submitted(pool, {1: [], 2: [{"node": 1, "on_failure": "run"}]})
+    bot = pool.bot("bot-1", capacity=2)
+    (sound,) = pool.submit()
+    bot.sync(*map(active, pool.given(bot)))
+    pool.change("UPDATE jobs SET max_attempts = 1 WHERE public_id = CAST(:id AS uuid)", id=graph.jobs[1])
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    again = pool.restarted(bot)
+    assert (pool.job(graph.jobs[1]).state, pool.job(sound).state) == ("running", "queued")
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    again.sync()
+    assert pool.job(graph.jobs[1]).state == "dead"
+    race.forget_errors()
+
+
+def test_a_bot_leaves_while_one_of_its_leases_cannot_end(pool: Pool, impatient: Pool, race: Race) -> None:
+    bot, held, sound = with_two(pool)
+    bot.sync_service = impatient.sync_service()
+    with race.first() as stranger:
+        stranger.connection.execute_sql(LOCK_JOB)
+        bot.sync(status="gone")
+        assert [pool.job(job).state for job in (held, sound)] == ["running", "queued"]
+        assert pool.row("SELECT status, closing FROM bots")[:] == ("ok", True)
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    expire(pool)
+    assert pool.job(held).state == "queued"
+    assert pool.row("SELECT status FROM bots").status == "gone"
