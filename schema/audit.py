@@ -90,4 +90,12 @@ def write_access(
 
 def rows(connection: Connection, *, before: int | None, limit: int) -> list[AuditRow]:
     """Return up to `limit` rows, newest first; `before`: only those with a lower id."""
-    return [AuditRow(**row._asdict()) for row in connection.execute(_ROWS, {"before": before, "limit": limit})]
+    return [_row(row._asdict()) for row in connection.execute(_ROWS, {"before": before, "limit": limit})]
+
+
+def _row(row: dict[str, Any]) -> AuditRow:
+    """Return a row. Stored details that are no object are told under a name that says so."""
+    details = row["details"]
+    if details is not None and not isinstance(details, dict):
+        row["details"] = {"wrong JSON is stored": details}
+    return AuditRow(**row)

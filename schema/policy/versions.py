@@ -4,6 +4,8 @@ A version is a row that never changes. Its content has three parts. `settings` i
 and gateways, by section. `limits` is what operators set, by resource and name, without what is in use of it. `declared`
 is which of that the configuration names. Each change of the policy locks the row of the version in force first, and
 makes a version in its own transaction.
+
+One module because what a version holds is what is compared, and a version stores how it differs from the one before.
 """
 
 import json
@@ -402,6 +404,10 @@ def version(connection: Connection, id: int | None) -> Version:
     row = connection.execute(_ONE, {"id": id}).one_or_none()
     if row is None:
         raise NotFound("policy: there is no version yet" if id is None else f"policy: version {id} is not kept")
+    try:
+        dict(_leaves(row.content))
+    except (AttributeError, TypeError):
+        raise NotFound(f"policy: the content of version {row.id} cannot be read: wrong JSON is stored") from None
     return _version(row._asdict())
 
 
@@ -417,7 +423,13 @@ def runners(connection: Connection, *, dead_after: float) -> list[Runner]:
 
 
 def _version(row: dict[str, Any]) -> Version:
-    return Version(**{**row, "changes": [Change(**each) for each in row["changes"]]})
+    """Return a version. Stored changes that cannot be read are told as one that says so."""
+    try:
+        row["changes"] = [Change(f"{each['what']}", f"{each['field']}", each["before"], each["after"])
+                          for each in row["changes"]]  # fmt: skip
+    except (LookupError, TypeError):
+        row["changes"] = [Change("this version", "changes", None, "cannot be read: wrong JSON is stored")]
+    return Version(**row)
 
 
 def canonical(content: object) -> bytes:

@@ -187,6 +187,8 @@ def test_the_audit_comes_in_pages_newest_first(pool: Pool, operator: httpx.Clien
     assert (page[0]["actor"], page[0]["action"], page[0]["details"]) == ("op", "limit.set", {"n": 4})
     rest = operator.get(f"/v1/audit?limit=3&before={page[-1]['id']}").json()["audit"]
     assert [each["subject"] for each in rest][:2] == ["s1", "s0"]
+    pool.change("UPDATE audit SET details = '[7]' WHERE id = (SELECT max(id) FROM audit)")
+    assert operator.get("/v1/audit?limit=1").json()["audit"][0]["details"] == {"wrong JSON is stored": [7]}
     assert operator.get("/v1/audit?before=x").headers["content-type"] == "application/problem+json"
     assert operator.get("/v1/audit?limit=1001").status_code == 422
 

@@ -58,6 +58,20 @@ def judged(pool: Pool, *, after: float = 0.0) -> tuple[str | None, dict[str, boo
     return done, {each["guard"]: each["holds"] for each in (measured or {"guards": ()})["guards"]}
 
 
+def test_a_trial_that_cannot_be_read_is_told_and_ended_by_another_version(
+    operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    tried = begun(pool, tenancy, operator)
+    pool.change("UPDATE policy_canaries SET measured = '[]', undo = '7'")
+    for answer in (operator.get("/v1/policies/canary"), operator.post("/v1/policies/canary/stop", json={})):
+        assert (answer.status_code, answer.json()["code"]) == (409, "canary_unreadable")
+    base = answer.json()["detail"].partition("`policy activate ")[2].partition("`")[0]
+    assert operator.post(f"/v1/policies/{base}/activate", json={}).status_code == 200
+    assert operator.post("/v1/policies/canary/stop", json={}).json()["code"] == watching.NONE
+    assert maximums(pool)["a"] == 9
+    assert int(base) < tried
+
+
 def test_a_trial_rises_by_steps_and_returns_when_a_guard_breaks(
     operator: httpx.Client, pool: Pool, tenancy: Tenancy
 ) -> None:

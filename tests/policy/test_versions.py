@@ -101,6 +101,22 @@ def test_each_change_makes_a_version_and_any_version_can_be_in_force_again(opera
         assert operator.post("/v1/policies/rollback", json=asked).json().get("code") == code
 
 
+@pytest.mark.parametrize("wrong", ["7", '["x"]', '[{"what": 1}]'])
+def test_wrong_json_of_one_version_hides_no_other_and_is_told(operator: httpx.Client, pool: Pool, wrong: str) -> None:
+    for number in (1, 2):
+        operator.put("/v1/rates/cli", json={"per_second": number})
+    pool.change("UPDATE policies SET changes = CAST(:wrong AS jsonb) WHERE id = 2", wrong=wrong)
+    last, first = operator.get("/v1/policies").json()["policies"]
+    assert first["changes"] == []
+    assert [each["after"] for each in last["changes"]] == ["cannot be read: wrong JSON is stored"]
+    pool.change("UPDATE policies SET content = CAST(:wrong AS jsonb) WHERE id = 1", wrong=wrong)
+    answer = operator.get("/v1/policies/1")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        404, "policy: the content of version 1 cannot be read: wrong JSON is stored"
+    )  # fmt: skip
+    assert operator.get("/v1/policies/2").json()["content"]["limits"]["rate"]["cli"]["per_second"] == 2
+
+
 def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.Client, pool: Pool) -> None:
     operator.put("/v1/limits", json={"max_concurrent": 8})
     operator.put("/v1/classes/nightly", json={"points": -5})

@@ -1,14 +1,16 @@
 """Operators' routes for the trial of a version of the policy on some cohorts or instances: begin, show, stop."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
-from leasehold.errors import BadInput, NotFound
+from leasehold.errors import BadInput, Conflict, NotFound
 from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.api.operators.policies import Number, numbered, usable
-from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
+from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, UNUSABLE, Caller, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.operator_resources import canaries as trials
 from assigner.operator_resources import guards
@@ -112,7 +114,7 @@ class CanaryState(BaseModel):
 router = APIRouter(prefix="/v1/policies", tags=["operators"])
 
 
-@router.get("/canary", responses=problems(404), openapi_extra=OPERATORS)
+@router.get("/canary", responses=problems(404, 409), openapi_extra=OPERATORS)
 async def show_canary(request: Request) -> CanaryState:
     """Show the trial that is running, or else the last one."""
 
@@ -129,7 +131,8 @@ async def stop_canary(request: Request, body: Annotated[CanaryStop, Read], calle
     reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
 
     def work(connection: Connection) -> CanaryState:
-        trials.stop(connection, actor=caller.actor, reason=reason)
+        with _readable(canaries.last(connection)):
+            trials.stop(connection, actor=caller.actor, reason=reason)
         return _state(canaries.last(connection))
 
     found: CanaryState = await request.app.state.run(work)
@@ -159,6 +162,24 @@ async def begin_canary(
 def _state(canary: canaries.Canary | None) -> CanaryState:
     if canary is None:
         raise NotFound("policy: there was no canary yet")
+    with _readable(canary):
+        return _read(canary)
+
+
+@contextmanager
+def _readable(canary: canaries.Canary | None) -> Iterator[None]:
+    """Raise Conflict for a stored value of the trial that cannot be used."""
+    try:
+        yield
+    except UNUSABLE:
+        if canary is None:
+            raise
+        ends = "" if canary.ended_at else f"; `policy activate {canary.base}` ends it, or activate another version"
+        problem = f"the canary of version {canary.policy} cannot be read: wrong JSON is stored"
+        raise Conflict("canary_unreadable", f"policy: {problem}{ends}") from None
+
+
+def _read(canary: canaries.Canary) -> CanaryState:
     measured = canary.measured
     unknown = [{"guard": each, "value": None, "limit": None, "holds": None} for each in canary.guards]
     before = guards.read_arms(canary.before[canary.step])

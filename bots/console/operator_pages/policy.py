@@ -5,7 +5,7 @@ from typing import Any
 
 from leasehold.calls.operators import Canary, Decision, PolicyVersion, Scores, SettingsInForce, Terms
 from leasehold.client import Client
-from leasehold.errors import BadInput, NotFound
+from leasehold.errors import BadInput, Conflict, NotFound
 from nicegui import ui
 
 from bots.console.operator_pages.simulations import show_reports
@@ -89,8 +89,12 @@ def _show_versions(view: View) -> None:
     async def refresh() -> None:
         found = await view.ask(lambda client: client.operators.policies(limit=MAX_VERSIONS))
         table.show([(str(each["id"]), _version(each)) for each in found])
-        canary = await view.ask(lambda client: client.operators.canary())
-        trial.set_text("" if canary is None else told_of_canary(canary))
+        try:
+            canary = await view.ask(lambda client: client.operators.canary())
+        except Conflict as unreadable:
+            trial.set_text(str(unreadable))
+        else:
+            trial.set_text("" if canary is None else told_of_canary(canary))
 
     view.live(refresh, seconds=SLOW)
 
