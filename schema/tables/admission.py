@@ -253,7 +253,7 @@ scheduling = Table(
     PrimaryKeyConstraint("one"),
     CheckConstraint("one", name="scheduling_is_one"),
     CheckConstraint("critical < high AND high < normal", name="scheduling_levels_ordered"),
-    CheckConstraint("starvation_seconds > 0", name="scheduling_starvation_positive"),
+    CheckConstraint("starvation_seconds > 0 AND starvation_seconds <= 31536000", name="scheduling_starvation_range"),
     CheckConstraint("max_queue_size > 0", name="scheduling_queue_size_positive"),
 )
 

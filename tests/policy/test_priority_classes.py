@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from leasehold.errors import BadInput, Forbidden
 
@@ -338,6 +339,13 @@ def test_many_classes_and_levels_take_as_many_statements_as_few_and_levels_keep_
     assert {row.action: row.n for row in noted if "." in row.action} == {
         "class.set": 62, "class.rm": 62, "service_level.set": 124, "service_level.rm": 60,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", ["Infinity", "NaN", "1e12", "0"])
+def test_a_starvation_that_is_no_time_cannot_be_stored(pool: Pool, seconds: str) -> None:
+    """By one each submit with a class would fail, because the time at which the job starves is not one."""
+    with pytest.raises(psycopg.errors.CheckViolation, match="scheduling_starvation_range"):
+        pool.change(f"UPDATE scheduling SET starvation_seconds = '{seconds}'")
 
 
 def test_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
