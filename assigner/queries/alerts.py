@@ -4,14 +4,17 @@ An alert here says what is so at this moment. Prometheus says it once it has las
 on counters that only processes have. Names, severities, thresholds and advice are the same; a test compares them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, NoReturn
 
 from leasehold.states import JobState
 
 from assigner.queries import status
 from assigner.queries.status import Backlog
+from schema.accounting.held_rows import SHORT_WAIT
 from schema.accounting.quota_uses import QuotaUse, quota_uses
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet import success
@@ -20,6 +23,7 @@ from schema.moves.dependencies import count_dead_ends
 from schema.policy.schedules import FAILING, HELD_UP
 from schema.postgres import notify
 from schema.postgres.connection import Connection
+from schema.postgres.failures import HINDRANCES
 from schema.postgres.statements import Statement
 from schema.readable import duration, plural
 from schema.tenancy import processes
@@ -32,6 +36,9 @@ MAX_PAIRS, MAX_GATEWAYS, MAX_NODES = 1000, 1000, 100_000
 #: The most alerts of one rule; further ones are counted in the last of them.
 MAX_OF_RULE = 20
 SEVERITIES: Sequence[Severity] = ("critical", "warning", "info")
+#: What is said of a rule whose figure could not be read, and what to do.
+UNREAD = "Whether this is so is not known: somebody holds a table, or a stored value is wrong."
+HELD = "leasehold db doctor names the oldest transaction and values that cannot be used."
 
 _BEFORE = Statement("""
 SELECT max(waiting) FROM pool_samples
@@ -42,9 +49,13 @@ _SCHEDULES = Statement(f"SELECT count(*) FROM schedules WHERE failures >= {FAILI
 _HELD_UP = Statement(f"SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}")
 
 
+class UnreadError(AttributeError):
+    """A figure could not be read, as somebody holds a table or a row is wrong."""
+
+
 @dataclass(frozen=True)
 class Reading:
-    """What the rules go by.
+    """What the rules go by. A figure that could not be read is missing: who asks for it gets UnreadError.
 
     waiting_before: the most jobs that waited between 40 and 30 minutes ago; None if nothing is known. upkeep_age:
     seconds since the last upkeep; None if there was none. notifications: the part of the server's queue of them that is
@@ -62,6 +73,9 @@ class Reading:
     notifications: float
     gateways: Sequence[GatewayProcess]
     refused: Sequence[tuple[str, str]]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UnreadError(name)
 
 
 @dataclass(frozen=True)
@@ -91,30 +105,54 @@ class Rule:
 
 
 def read(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> Reading:
-    """Read what the rules go by, every count up to a bound."""
+    """Read what the rules go by, every count up to a bound. One that cannot be read leaves the others.
+
+    A lock is waited for shortly: a console asks every few seconds.
+    """
+    connection.execute_later(SHORT_WAIT)
+    figures: Mapping[str, Callable[[Connection], Any]] = {
+        "swarms": success.swarms,
+        "backlog": status.count_backlog,
+        "waiting_before": lambda c: c.execute(_BEFORE).scalar_one(),
+        "quotas": lambda c: quota_uses(c, most=MAX_PAIRS, cooldown=cooldown).pairs,
+        "blocked_forever": partial(count_dead_ends, limit=MAX_NODES),
+        "upkeep_age": _upkeep_age,
+        "schedules_failing": lambda c: c.execute(_SCHEDULES).scalar_one(),
+        "schedules_held_up": lambda c: c.execute(_HELD_UP).scalar_one(),
+        "notifications": notify.queue_usage,
+        "gateways": _running_gateways,
+        "refused": _refused_settings,
+    }
+    reading = object.__new__(Reading)
+    for name, figure in figures.items():
+        with suppress(*HINDRANCES), connection.savepoint():
+            reading.__dict__[name] = figure(connection)
+    return reading
+
+
+def _upkeep_age(connection: Connection) -> float | None:
     age = connection.execute(_UPKEEP).scalar_one_or_none()
-    found = processes.gateways(connection, limit=MAX_GATEWAYS)
+    return None if age is None else float(age)
+
+
+def _running_gateways(connection: Connection) -> list[GatewayProcess]:
+    return [each for each in processes.gateways(connection, limit=MAX_GATEWAYS) if each.state == "running"]
+
+
+def _refused_settings(connection: Connection) -> list[tuple[str, str]]:
     told = processes.settings_in_force(connection, limit=MAX_GATEWAYS)
-    return Reading(
-        swarms=success.swarms(connection),
-        backlog=status.count_backlog(connection),
-        waiting_before=connection.execute(_BEFORE).scalar_one(),
-        quotas=quota_uses(connection, most=MAX_PAIRS, cooldown=cooldown).pairs,
-        blocked_forever=count_dead_ends(connection, MAX_NODES),
-        upkeep_age=None if age is None else float(age),
-        schedules_failing=connection.execute(_SCHEDULES).scalar_one(),
-        schedules_held_up=connection.execute(_HELD_UP).scalar_one(),
-        notifications=notify.queue_usage(connection),
-        gateways=[each for each in found if each.state == "running"],
-        refused=[(name, each.config_error) for each in told if each.config_error for name in each.processes],
-    )
+    return [(name, each.config_error) for each in told if each.config_error for name in each.processes]
 
 
 def judge(reading: Reading) -> list[Alert]:
-    """Return what is wrong, the most severe first."""
+    """Return what is wrong, the most severe first. A rule that could not be judged is an alert that says so."""
     found = []
     for rule in RULES:
-        subjects = list(rule.find(reading, rule.threshold))
+        try:
+            subjects = list(rule.find(reading, rule.threshold))
+        except UnreadError:
+            found.append(Alert(rule.name, rule.severity, "", UNREAD, HELD))
+            continue
         for subject, summary in subjects[:MAX_OF_RULE]:
             found.append(Alert(rule.name, rule.severity, subject, summary, rule.action))
         if len(subjects) > MAX_OF_RULE:

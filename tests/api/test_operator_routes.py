@@ -13,6 +13,7 @@ from assigner.config.loading import Reloader
 from assigner.placement.decision_sample import DecisionSample, Seen, stored
 from assigner.placement.registry import StrategySettings
 from assigner.process.assign import AssignerProcess
+from assigner.queries import alerts
 from assigner.settings import PoolSettings
 from schema import audit
 from schema.diagnostics import invariants
@@ -24,6 +25,7 @@ from schema.tenancy.processes import KEPT_DECISIONS, Configuration, Kind
 from tests.support.http import JOB, JOB_COMMANDING, Answer, Gateway, audited, call, in_turn, problem, submitted
 from tests.support.patience import eventually, wait_instead
 from tests.support.pool import Pool, completed
+from tests.support.race import Race
 from tests.support.servers import Bot, Served, assigner_process
 from tests.support.tenancy import Tenancy, assign, contested
 
@@ -175,6 +177,19 @@ def test_gateways_come_in_pages_and_a_silent_one_is_dead(pool: Pool, operator: h
     pool.change("UPDATE gateways SET seen_at = now() - interval '25 hours' WHERE name = 'g2'")
     pool.upkeep().run_once()
     assert [each["name"] for each in operator.get("/v1/gateways").json()["gateways"]] == ["g1", "g3"]
+
+
+@pytest.mark.conflicts
+def test_a_locked_table_hides_only_the_alerts_that_need_it(pool: Pool, operator: httpx.Client, race: Race) -> None:
+    pool.submit()
+    pool.change("UPDATE jobs SET queued_at = now() - interval '2 h'")
+    with race.first() as stranger:
+        stranger.connection.execute_sql("LOCK TABLE schedules IN ACCESS EXCLUSIVE MODE")
+        found = {each["name"]: each["summary"] for each in operator.get("/v1/alerts").json()["alerts"]}
+    race.forget_errors()
+    assert found["LeaseholdJobsWaitLong"] == "A job has been queued for 2 h."
+    unknown = {name for name, summary in found.items() if summary == alerts.UNREAD}
+    assert unknown == {"LeaseholdSchedulesFail", "LeaseholdSchedulesAreHeldUp"}
 
 
 def test_the_audit_comes_in_pages_newest_first(pool: Pool, operator: httpx.Client) -> None:
