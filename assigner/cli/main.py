@@ -508,7 +508,6 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
     """Return what the commands of the farm door need of the assigner."""
     from assigner import logs
     from assigner.api import submission
-    from assigner.cli import up
     from assigner.explain.answer import why_it_waited
     from bots.farm.command import Parts
 
@@ -516,6 +515,8 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
         return partial(submission.submit_completed, database, installation.settings.estimates.estimate)
 
     def demo_pool(bots: Sequence[str]) -> AbstractContextManager["LocalPool"]:
+        from assigner.cli import up
+
         wanted = [up.farm_bot(name, capacity=2) for name in bots]
         return _demo_pool(context, installation, {}, bots=wanted, assigners=1, farm=up.free_port(0, "--port"))
 

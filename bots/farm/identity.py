@@ -8,7 +8,7 @@ from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
 from leasehold.wire import NAME_FORM, escaped
 
 from bots.farm.settings import CertificateScope, FarmSettings
-from bots.gateway.middleware import TokenCache
+from bots.gateway.identity.bearers import TokenCache
 from bots.gateway.workers import WorkerPool
 from schema.requests import DEFAULT_INSTANCE
 from schema.tenancy.tokens import Kind, Principal

@@ -34,9 +34,9 @@ from bots.farm.storage import capabilities, passthrough
 from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed, said
 from bots.farm.workers import bot_sessions
 from bots.farm.workers.bot_sessions import BotSessions
+from bots.gateway.identity.bearers import SignedTokens, TokenCache
 from bots.gateway.long_poll import LongPolls
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.middleware import SignedTokens, TokenCache
 from bots.gateway.workers import worker_pools
 from bots.sync.settle import SyncService
 from schema.postgres.engine import Database

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bots.gateway import middleware, problems, routes
 from bots.gateway.held_calls import HeldSessions, NewestCalls
+from bots.gateway.identity.bearers import SignedTokens, TokenCache
 from bots.gateway.long_poll import LongPolls
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.gateway.middleware import (
@@ -23,8 +24,6 @@ from bots.gateway.middleware import (
     BodyReader,
     RequestMiddleware,
     RouteRules,
-    SignedTokens,
-    TokenCache,
     route_rules,
 )
 from bots.gateway.settings import GatewaySettings

@@ -416,6 +416,13 @@ def test_the_program_of_the_job_loads_little() -> None:
     assert {"google.protobuf", "grpc", "psycopg", "pydantic", "asyncio"} & set(told) == set()
 
 
+def test_a_door_loads_no_framework_of_the_gateway() -> None:
+    """Clients wait while it starts again: some give up after seconds."""
+    code = "import sys; import bots.farm.server; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert {"fastapi", "starlette"} & set(told) == set()
+
+
 def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rights of a directory of somebody's are changed, and an action that could not be kept is tried again."""
     for module in (programs, run_action):

@@ -27,7 +27,8 @@ from bots.agent.job_files import MAX_TOLD_BYTES
 from bots.gateway import middleware
 from bots.gateway import routes as routes_gateway
 from bots.gateway.app import health_router
-from bots.gateway.middleware import BodyReader, TokenCache, route_rules
+from bots.gateway.identity.bearers import TokenCache
+from bots.gateway.middleware import BodyReader, route_rules
 from bots.gateway.server import GatewaySettings
 from bots.gateway.workers import Busy, WorkerPool
 from bots.protocol import MAX_LEASES, Sync

@@ -31,7 +31,7 @@ from assigner.settings import PoolSettings
 from bots.gateway import app as app_gateway
 from bots.gateway import server as server_gateway
 from bots.gateway.connection_limits import ConnectionLimits
-from bots.gateway.middleware import SignedTokens
+from bots.gateway.identity.bearers import SignedTokens
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock

@@ -1,6 +1,6 @@
-"""Signed tokens of other issuers (JSON Web Tokens, as OpenID Connect has them): who holds one, and what it may do.
+"""Who callers are by their tokens: the pool's, and JSON Web Tokens of other issuers, as OpenID Connect has them.
 
-Anything may be imported from here. Read first: settings.py and issuers.py.
+Anything may be imported from here. Read first: bearers.py and issuers.py.
 """
 
 from typing import TYPE_CHECKING
