@@ -9,6 +9,7 @@ that of its lease, which includes the delays of bots and gateways; simulated bot
 
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from leasehold.errors import BadInput
 
@@ -23,6 +24,8 @@ from schema.postgres.statements import Row, Statement
 
 #: The most jobs that are read. Each takes some kilobytes of memory, and some look-ups of the live database.
 MOST_READ = 200_000
+#: Why a job is left out: wrong JSON is stored for it, or what its row refers to is not there.
+UNUSABLE = "cannot be used as stored"
 #: Seconds that a statement of the read may take, and that the transaction may wait for this program in between.
 READ_WITHIN = 120.0
 
@@ -120,20 +123,38 @@ def read(connection: Connection, seconds: float) -> Past:
         connection.execute_sql(f"SET LOCAL {setting} = '{READ_WITHIN:g}s'")
     until = connection.now().timestamp()
     span = {"seconds": seconds}
-    if connection.execute(_COUNT, {**span, "most": MOST_READ + 1}).scalar_one() > MOST_READ:
+    count = connection.execute(_COUNT, {**span, "most": MOST_READ + 1}).scalar_one()
+    if count > MOST_READ:
         raise BadInput("--since", f"the pool had more than {MOST_READ:,} jobs in that time: choose a shorter one")
-    found = [row for each in (_JOBS, _JOBS_OF_JOURNAL) for row in connection.execute(each, span)]
+    read_jobs = (row for each in (_JOBS, _JOBS_OF_JOURNAL) for row in connection.execute(each, span))
+    found = [row for row in read_jobs if _is_usable(row.request)]
     found.sort(key=lambda row: (row.queued_at, row.id))
-    usual = _usual(found)
+    usual, bots = _usual(found), connection.execute(_BOTS, span).all()
     return Past(
         until - seconds,
         until,
         [_job(row, usual) for row in found],
-        [PastBot(*row) for row in connection.execute(_BOTS, span)],
+        [PastBot(*row) for row in bots if _are_properties(row.properties)],
         sum(not row.attempts for row in found),
         read_records(connection, since=until - seconds, until=until),
         read_in_force(connection),
+        left_out={UNUSABLE: count - len(found)} if count > len(found) else {},
+        bots_left_out=sum(not _are_properties(row.properties) for row in bots),
         journal_begins=connection.execute(_BEGIN).scalar_one(),
+    )
+
+
+def _is_usable(request: Any) -> bool:
+    """Return whether a request has the form that it is submitted in, whatever is stored."""
+    if not isinstance(request, dict) or not _are_properties(request["properties"]):
+        return False
+    others = all(isinstance(request.get(name, {}), dict) for name in ("terms", "own"))
+    return others and _are_properties(request.get("preferred_properties", {}))
+
+
+def _are_properties(stored: Any) -> bool:
+    return isinstance(stored, dict) and all(
+        isinstance(values, list) and all(isinstance(value, str) for value in values) for values in stored.values()
     )
 
 

@@ -80,7 +80,8 @@ class Past:
 
     guessed: jobs whose run times nobody knows. records: what the pool did; None if it is another scheduler's past, or
     nobody's. in_force: as of `read_in_force`; empty for what a new pool has. left_out: how many jobs are not in it, by
-    what is wrong with them. journal_begins: when the first job of the journal ended, None if it is empty.
+    what is wrong with them. bots_left_out: sessions of bots that are not in it, as wrong JSON is stored for them.
+    journal_begins: when the first job of the journal ended, None if it is empty.
     judged_from: when what is judged begins, what was before only leads there; None = at the begin.
     """
 
@@ -92,6 +93,7 @@ class Past:
     records: Records | None = field(default=None, repr=False)
     in_force: Mapping[str, str] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    bots_left_out: int = 0
     journal_begins: float | None = None
     judged_from: float | None = None
 

@@ -14,20 +14,35 @@ LOCK_AGAINST_RETENTION = Statement("""
 SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
 """)
 
+
+def _without(key: str, of: str) -> str:
+    """An SQL expression for an object without a key. Wrong JSON stays as it is, so that it stops no other request."""
+    return f"CASE WHEN jsonb_typeof({of}) = 'object' THEN {of} - '{key}' ELSE {of} END"
+
+
 # It is not joined with what asks for it (OFFSET 0): each job is found by its id.
 #: A query of the request of job {job}, whose public id is {name}, in the form that `submit_many` takes; without its
 #: payload and its key. Which bots have imported the task is found out anew: nobody may submit that requirement.
-LIKE_JOB = """
+LIKE_JOB = (
+    """
     SELECT jsonb_build_object(
         'from', {name},
-        'instance', i.name, 'properties', coalesce(r.properties, p.properties) - 'leasehold.task', 'label', j.label,
+        'instance', i.name, 'properties', """
+    + _without("leasehold.task", "coalesce(r.properties, p.properties)")
+    + """,
+        'label', j.label,
         'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
         'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
         'queue_timeout_seconds', e.queue_timeout_seconds
     ) || jsonb_strip_nulls(jsonb_build_object(
-        'preferred_properties', f.properties - 'leasehold.task', 'prefer_seconds', e.prefer_seconds,
+        'preferred_properties', """
+    + _without("leasehold.task", "f.properties")
+    + """,
+        'prefer_seconds', e.prefer_seconds,
         'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds,
-        'own', t.priority_inputs - 'penalty',
+        'own', """
+    + _without("penalty", "t.priority_inputs")
+    + """,
         'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
     FROM jobs j
@@ -43,6 +58,7 @@ LIKE_JOB = """
         FROM job_events
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
     WHERE j.id = {job} OFFSET 0"""
+)
 
 # Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
 # anew.

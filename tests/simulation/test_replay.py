@@ -183,6 +183,31 @@ def test_the_newest_hundred_reports_are_kept_and_no_other_is(pool: Pool) -> None
         )
 
 
+#: What is wrong → how many jobs and bots it is of.
+WRONG = {
+    "UPDATE platforms SET properties = '7' WHERE properties ? 'os'": (1, 0),
+    """UPDATE platforms SET properties = '{"os": 7}' WHERE properties ? 'os'""": (1, 0),
+    "UPDATE job_constraints SET priority_inputs = '7'": (1, 0),
+    "UPDATE jobs SET queue = -queue WHERE label = 'wrong'": (1, 0),
+    "UPDATE kinds SET properties = '7' WHERE properties ? 'os'": (0, 1),
+}
+
+
+@pytest.mark.breaks_invariants
+@pytest.mark.parametrize("change", WRONG)
+def test_a_job_or_bot_that_cannot_be_used_as_stored_is_left_out_and_counted(pool: Pool, change: str) -> None:
+    pool.submit(2)
+    own = {"estimated_cost": 2, "own": {"class": "random"}, "terms": {"job_class": "random"}}
+    pool.submit(properties={"os": ["linux"]}, label="wrong", **own)
+    pool.bot("bot-1")
+    pool.bot("bot-2", properties={"os": "linux"})
+    pool.change(change)
+    past = pool.database.run(lambda connection: history.read(connection, 3600))
+    jobs, bots = WRONG[change]
+    assert (len(past.jobs), past.left_out) == (3 - jobs, {history.UNUSABLE: jobs} if jobs else {})
+    assert (len(past.bots), past.bots_left_out) == (2 - bots, bots)
+
+
 def test_jobs_that_retention_has_deleted_are_replayed_from_the_journal_as_they_were_from_the_tables(pool: Pool) -> None:
     """All kinds of ends: at a second attempt, cancelled while it waited and ran, lost with a bot that started anew."""
     own = {"estimated_cost": 2, "own": {"class": "random"}, "terms": {"job_class": "random", "owner": "ann"}}

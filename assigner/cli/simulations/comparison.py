@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from assigner.simulation import charts, report
+from assigner.simulation.history import UNUSABLE
 from assigner.simulation.past import Past
 from assigner.simulation.records import Records
 from assigner.simulation.report import Loser, Measured, Waits
@@ -105,6 +106,8 @@ def _head(result: Result) -> Iterator[str]:
     )
     for why, number in past.left_out.items():
         yield f"Left out: {plural(number, 'job')} that {why}."
+    if past.bots_left_out:
+        yield f"Left out: {plural(past.bots_left_out, 'session')} of bots that {UNUSABLE}."
     if past.since < result.known_since:
         known = datetime.fromtimestamp(result.known_since, UTC)
         yield f"Of jobs that ended before {known:%Y-%m-%d %H:%M} UTC the journal has nothing."

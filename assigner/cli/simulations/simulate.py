@@ -294,6 +294,7 @@ def _document(result: "comparison.Result") -> dict[str, object]:
         "jobs": len(past.jobs),
         "guessed": past.guessed,
         "left_out": dict(past.left_out),
+        "bots_left_out": past.bots_left_out,
         "error": result.error,
         "runs": real | {name: asdict(each.replayed.measured) for name, each in result.outcomes.items()},
         "shaken": {name: [asdict(one) for one in each.shaken] for name, each in result.outcomes.items()},
