@@ -26,7 +26,9 @@ build --remote_retries=10""",
         "~/.recc/recc.conf",
         """server=http{s}://{host}
 cas_server=http{s}://{host}
-action_cache_server=http{s}://{host}""",
+action_cache_server=http{s}://{host}
+retry_limit=8
+retry_delay=250""",
     ),
     "Pants": (
         "pants.toml",

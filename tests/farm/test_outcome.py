@@ -322,6 +322,8 @@ def test_commands_say_what_clients_need_and_what_is_missing(
         (tmp_path / name).write_text(text + "\n")
     code, said = operate(*data, "farm", "clients")
     assert (code, "--remote_executor=grpc://127.0.0.1:2\n" in said, "lh_…" in said) == (0, True, False), said
+    patient = ("--remote_retries=10\n", "retry_limit=8\nretry_delay=250\n", "--bots-retry-limit=12")
+    assert [each for each in patient if each not in said] == [], "these clients give up while the door starts again"
     monkeypatch.setattr(programs, "program", lambda _: None)
     monkeypatch.setenv("LEASEHOLD_FARM_HOST", "0.0.0.0")
     monkeypatch.setenv("LEASEHOLD_FARM_CAS_CA", "/etc/ca.crt")
