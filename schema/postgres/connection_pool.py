@@ -12,10 +12,15 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.array import BaseListDumper, ListDumper
 from psycopg.types.string import TextLoader
 
+from schema import clock
+from schema.clock import Monotonic
 from schema.postgres.session import Session
 
 #: Seconds to wait for a free connection.
 LONGEST_WAIT = 10.0
+#: Seconds after which a connection that was not needed is closed. Otherwise processes keep what a burst of work has
+#: taken once, and a server that is full refuses others that need a single one.
+LONGEST_IDLE = 20.0
 _IDLE = TransactionStatus.IDLE
 
 
@@ -26,13 +31,15 @@ class NoFreeConnection(psycopg.OperationalError):
 class ConnectionPool:
     """Lends connections, the one that came back last first, and makes up to `size` of them by `connect`.
 
+    One that nobody has needed for LONGEST_IDLE is closed when another one comes back.
+
     SQLAlchemy's pool was tried in its place. It wakes nobody when a connection could not be made, lends a place without
     a connection before a good connection, so that a full server refuses what need not connect, and waits by the wall
     clock. psycopg's makes connections in threads of its own, so that an outage is told late and without its cause.
     """
 
-    def __init__(self, connect: Callable[[], Session], *, size: int) -> None:
-        self.size = size
+    def __init__(self, connect: Callable[[], Session], *, size: int, now: Monotonic = clock.monotonic) -> None:
+        self.size, self._now = size, now
         #: How many connections there are, lent or not.
         self._open = 0
         self._connect = connect
@@ -51,12 +58,18 @@ class ConnectionPool:
             yield session
         finally:
             session.patience = session.usual
-            if session.pgconn.transaction_status == _IDLE:
-                with self._changed:
-                    self._free.append(session)
-                    self._changed.notify()
-            else:
-                self._drop(session)
+            dropped = self._give_back(session) if session.pgconn.transaction_status == _IDLE else session
+            if dropped is not None:
+                self._drop(dropped)
+
+    def _give_back(self, session: Session) -> Session | None:
+        """Keep a connection for the next use; return the one that came back first, if it has been idle for long."""
+        session.returned = self._now()
+        with self._changed:
+            self._free.append(session)
+            self._changed.notify()
+            is_idle = self._free[0].returned < session.returned - LONGEST_IDLE
+            return self._free.pop(0) if is_idle else None
 
     def discard_all(self) -> None:
         """Replace every connection before its next use."""

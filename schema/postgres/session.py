@@ -77,7 +77,8 @@ class Session(WatchedConnection):
     begins: the statements that begin a transaction.
     settings: those that make the same settings for a statement that is executed alone.
     began: the monotonic time at which the session began, at the latest; negative infinity if it is not our own.
-    generation: of the connections of its pool, all of which are replaced together.
+    generation: of the connections of its pool, all of which are replaced together. returned: when it was last given
+    back to the pool, by the monotonic clock.
     """
 
     is_own = True
@@ -85,6 +86,7 @@ class Session(WatchedConnection):
     settings: Sequence[Message] = ()
     began: float = -math.inf
     generation = 0
+    returned = 0.0
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

@@ -15,6 +15,7 @@ from leasehold.errors import NotReady
 
 from schema.postgres import engine, fragments, session
 from schema.postgres.connection import Connection
+from schema.postgres.connection_pool import LONGEST_IDLE, ConnectionPool
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE
@@ -208,6 +209,20 @@ def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: 
             assert not waits.done()
         assert waits.result(MINUTE) == str(backend).encode()
     narrow.close()
+
+
+def test_connections_that_only_a_burst_has_needed_are_closed_after_a_while(database: Database) -> None:
+    """A server that is full has room for other processes then."""
+    times = [0.0]
+    lender = ConnectionPool(database.work._connect, size=3, now=lambda: times[0])
+    with ExitStack() as burst:
+        made = [burst.enter_context(lender.lend()) for _ in range(3)]
+    times[0] = LONGEST_IDLE + 1
+    for _ in range(3):
+        with lender.lend() as last:
+            assert not last.closed
+    assert [each for each in made if not each.closed] == [last]
+    lender.close()
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["a statement", "a transaction with kept plans"])
