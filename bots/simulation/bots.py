@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from leasehold.errors import Conflict, LeaseholdError
 
@@ -22,22 +23,39 @@ from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
 from schema.accounting.quotas import Cooldown
+from schema.moves.acknowledge import Start, acknowledge, deliver
 from schema.moves.grant import FetchedLease
 from schema.moves.sessions import renew
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.fragments import newest_version
 from schema.postgres.statements import Row, Statement
+from schema.sql import NOT_OVER
+from schema.states import LeaseState
 from schema.timing import Timing
 
 #: Seconds for which the session of a living bot lasts.
 FOR_EVER = 3e9
-#: The part of the time to acknowledge a lease within which the calls that do so are made with those of the next step.
-ACKNOWLEDGED_WITHIN = 0.5
 #: The most calls that are answered in one transaction.
 TOGETHER = 500
 _EXPIRIES = Statement("""
 SELECT extract(epoch FROM expires_at)::double precision AS expiry FROM bots
 WHERE id = ANY (CAST(:ids AS bigint[])) AND expires_at IS NOT NULL
+""")
+# Of each bot its row, and those of its live leases that it has not been told of as they are.
+_NEWS = Statement(f"""
+SELECT b.id AS bot_id, b.epoch, b.draining, b.closing, b.held, l.job_id, l.fence, l.state, j.public_id, j.attempts,
+    j.timeout_seconds, i.name AS instance, CAST(p.payload AS text) AS payload
+FROM unnest(CAST(:ids AS bigint[])) AS w (id)
+CROSS JOIN LATERAL {newest_version("bots", "id", "w.id", columns="id, epoch, draining, closing, held")} b
+LEFT JOIN LATERAL (
+    SELECT job_id, fence, state, instance FROM leases
+    WHERE bot_id = b.id AND {NOT_OVER} AND (delivered_at IS NULL OR state = 'cancelling') OFFSET 0) l ON true
+LEFT JOIN LATERAL (
+    SELECT CAST(public_id AS text), attempts, timeout_seconds FROM jobs WHERE id = l.job_id OFFSET 0) j ON true
+LEFT JOIN LATERAL (SELECT name FROM instances WHERE id = l.instance OFFSET 0) i ON true
+LEFT JOIN LATERAL (SELECT payload FROM job_payloads WHERE job_id = l.job_id OFFSET 0) p ON true
+ORDER BY l.job_id
 """)
 _IDS = Statement("SELECT name, id FROM bots WHERE name = ANY (CAST(:names AS text[]))")
 #: The errors after which a bot opens a new session.
@@ -58,23 +76,25 @@ Runs = Callable[[Work, random.Random], Run]
 
 @dataclass
 class Held:
-    """A lease on a simulated bot. report: what the bot tells of it; completed when its command is over.
+    """A lease on a simulated bot. outcome: of its command, once that is over.
 
-    is_told: the report has nothing new. left_out: the last call has left it out.
+    is_told: the server knows that it has begun. left_out: the last call has left it out.
     """
 
+    job: str
     fence: int
     ends_at: float
     seconds: float
     verdict: str
-    report: LeaseReport
-    is_told: bool = False
+    is_told: bool
     left_out: bool = False
+    outcome: Outcome | None = None
 
-    def complete(self, outcome: Outcome) -> None:
-        """Tell this outcome from now on."""
-        self.is_told = False
-        self.report = LeaseReport(job=self.report.job, fence=self.fence, state="completed", outcome=outcome)
+    def report(self) -> LeaseReport:
+        """What the bot tells of it. A start is told once, an end until the answer lists the lease no more."""
+        self.is_told = True
+        state: Literal["active", "completed"] = "active" if self.outcome is None else "completed"
+        return LeaseReport(job=self.job, fence=self.fence, state=state, outcome=self.outcome)
 
 
 @dataclass
@@ -96,16 +116,34 @@ class SimulatedBot:
         """Whether it has a session and goes on."""
         return self.session is not None
 
+    @property
+    def first_end(self) -> float:
+        """When the first of its leases ends."""
+        return min(held.ends_at for held in self.held.values())
+
+    def gets_only_leases(self, rows: list[Row], now: float) -> bool:
+        """Whether there is no other news for it than new leases. rows: those of `_NEWS`."""
+        bot, session = rows[0], self.session
+        if session is None or self.status != "ok" or self.call_at <= now:
+            return False
+        if bot.epoch != session.epoch or bot.draining or bot.closing or bot.held != len(self.held) + len(rows):
+            return False
+        return all(row.state == LeaseState.PENDING and row.public_id not in self.held for row in rows)
+
+    def start_of(self, lease: Row | FetchedLease) -> Start:
+        """The report that it runs this lease."""
+        assert self.session is not None, "it lives"
+        return Start(lease.job_id, lease.fence, self.bot_id, self.session.epoch, f"bot:{self.opening.bot}")
+
     def message(self, sync: float) -> Sync:
         """The next call. It lists leases that have news. If the bot holds none, the answer may be held for `sync`."""
         assert self.session is not None, "it lives"
         self.seq += 1
         reports = []
         for held in self.held.values():
-            held.left_out = held.is_told
-            if not held.is_told:
-                reports.append(held.report)
-                held.is_told = held.report.outcome is None
+            held.left_out = held.is_told and held.outcome is None
+            if not held.left_out:
+                reports.append(held.report())
         return Sync(
             bot=self.opening.bot,
             epoch=self.session.epoch,
@@ -121,8 +159,8 @@ class SimulatedBot:
 class SimulatedBots:
     """The bots of a simulated pool. `runs` says how each attempt goes; `chance` is its own.
 
-    step: seconds between two stops of the clock. The start of a job is told at the next one, together with what other
-        bots tell then, unless that is late for it. 0 = at once.
+    starts_apart: no call only begins jobs. Bots that have nothing but leases to hear of get these without a call, and
+        all that have begun at an instant are acknowledged together: such calls would change nothing else.
     """
 
     def __init__(
@@ -133,10 +171,12 @@ class SimulatedBots:
         timing: Timing,
         runs: Runs,
         chance: random.Random,
-        step: float = 0.0,
+        starts_apart: bool = False,
     ) -> None:
         self._database, self._service, self._timing = database, service, timing
-        self._starts_told_after = step if step <= timing.ack * ACKNOWLEDGED_WITHIN else 0.0
+        self._starts_apart = starts_apart
+        #: What has begun and is not acknowledged yet.
+        self._begun: list[Start] = []
         self._runs, self._chance = runs, chance
         self.bots: dict[str, SimulatedBot] = {}
         self._by_id: dict[int, SimulatedBot] = {}
@@ -214,8 +254,11 @@ class SimulatedBots:
         Returns whether any call was made.
         """
         now = clock.monotonic()
-        if news is not None:
-            self._hear(self._named(news), now)
+        named = [] if news is None else [bot for bot in self._named(news) if bot.lives]
+        if self._starts_apart and (named or self._begun):
+            named = self._begin_apart(named, now)
+        for bot in named:
+            self._call(bot, now)
         due = self._due(now)
         for start in range(0, len(due), TOGETHER):
             self._answer(due[start : start + TOGETHER], now)
@@ -229,10 +272,30 @@ class SimulatedBots:
             if bot is not None:
                 yield bot
 
-    def _hear(self, named: Iterator[SimulatedBot], now: float) -> None:
-        for bot in named:
-            if bot.lives:
-                self._call(bot, now)
+    def _begin_apart(self, named: list[SimulatedBot], now: float) -> list[SimulatedBot]:
+        """Let new leases of these bots begin, and acknowledge all that have begun; return the bots with other news."""
+        begun, self._begun = self._begun, []
+        bots = {bot.bot_id: bot for bot in sorted(named, key=lambda bot: bot.order)}
+
+        def work(connection: Connection) -> dict[int, list[Row]]:
+            found: dict[int, list[Row]] = {}
+            for row in connection.execute(_NEWS, {"ids": list(bots)}) if bots else ():
+                found.setdefault(row.bot_id, []).append(row)
+            new = {bot_id: rows for bot_id, rows in found.items() if bots[bot_id].gets_only_leases(rows, now)}
+            told = [(row.job_id, row.fence) for rows in new.values() for row in rows]
+            starts = [bots[bot_id].start_of(row) for bot_id, rows in new.items() for row in rows]
+            deliver(connection, told)
+            acknowledge(connection, [*begun, *starts], sync=self._timing.sync)
+            return new
+
+        new = self._database.run(work, urgent=True, kept_plans=True)
+        for bot_id, rows in new.items():
+            bot = bots[bot_id]
+            bot.held_call = None
+            for row in rows:
+                bot.held[row.public_id] = self._begin(row.public_id, row, now)
+            self._call(bot, bot.first_end)
+        return [bot for bot_id, bot in bots.items() if bot_id not in new]
 
     def _due(self, now: float) -> list[SimulatedBot]:
         """The bots whose calls are due, in an order that no dictionary decides."""
@@ -248,8 +311,8 @@ class SimulatedBots:
         calls: list[Call] = []
         for bot in due:
             for held in bot.held.values():
-                if held.ends_at <= now and held.report.outcome is None:
-                    held.complete(Outcome(verdict=held.verdict, seconds=held.seconds))  # type: ignore[arg-type]
+                if held.ends_at <= now and held.outcome is None:
+                    held.outcome = Outcome(verdict=held.verdict, seconds=held.seconds)  # type: ignore[arg-type]
             calls.append(bot.held_call or NewCall(bot.message(self._timing.sync), now))
             bot.held_call = None
         for bot, answer in zip(due, self._service.settle(calls), strict=True):
@@ -280,17 +343,19 @@ class SimulatedBots:
             if held_now is None:
                 held_now = bot.held[job] = self._begin(job, lease, now)
                 is_begun = True
-            if lease.state == "cancelling" and held_now.report.outcome is None:
-                held_now.complete(Outcome(verdict="stopped"))
+                if self._starts_apart:
+                    self._begun.append(bot.start_of(lease))
+            if lease.state == "cancelling" and held_now.outcome is None:
+                held_now.outcome = Outcome(verdict="stopped")
                 is_news = True
         if is_news:
             self._call(bot, now)
         elif not bot.held:
             bot.call_at = math.inf  # its next call would be held until there is news
-        elif is_begun:
-            self._call(bot, min(now + self._starts_told_after, *(held.ends_at for held in bot.held.values())))
+        elif is_begun and not self._starts_apart:
+            self._call(bot, now)
         else:
-            self._call(bot, min(held.ends_at for held in bot.held.values()))
+            self._call(bot, bot.first_end)
 
     def _begin(self, job: str, lease: Row | FetchedLease, now: float) -> Held:
         work = Work(
@@ -304,9 +369,7 @@ class SimulatedBots:
         run, timeout = self._runs(work, self._chance), lease.timeout_seconds
         seconds = run.seconds if timeout is None else min(run.seconds, timeout)
         verdict = run.verdict if seconds == run.seconds else "failed"
-        return Held(
-            lease.fence, now + seconds, seconds, verdict, LeaseReport(job=job, fence=lease.fence, state="active")
-        )
+        return Held(job, lease.fence, now + seconds, seconds, verdict, is_told=self._starts_apart)
 
     def _end(self, bot: SimulatedBot) -> None:
         bot.session, bot.held_call, bot.call_at = None, None, math.inf
@@ -339,7 +402,10 @@ def simulated_bots(
     seed: int,
     step: float = 0.0,
 ) -> SimulatedBots:
-    """Make the bots of a simulated pool, none at first, with a sync service of their own."""
+    """Make the bots of a simulated pool, none at first, with a sync service of their own.
+
+    step: seconds between two stops of the clock; 0 = it stops at each event, and bots call whenever agents would.
+    """
     service = SyncService(
         database,
         timing=timing.model_copy(update={"ttl": FOR_EVER}),
@@ -347,4 +413,8 @@ def simulated_bots(
         now=clock.monotonic,
         cooldown=cooldown,
     )
-    return SimulatedBots(database, service, timing=timing, runs=runs, chance=random.Random(f"{seed} bots"), step=step)
+    # Where every call fetches, one that only begins jobs may bring others.
+    apart = step > 0 and not fetch.to_capacity
+    return SimulatedBots(
+        database, service, timing=timing, runs=runs, chance=random.Random(f"{seed} bots"), starts_apart=apart
+    )
