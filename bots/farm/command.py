@@ -177,12 +177,12 @@ def _run_door(
 
     settings = installation.settings
     parts.log_to_stderr(settings.log.level.upper(), settings.log.format)
-    server, programs = _module("server"), _module("storage.programs")
+    server = _module("server")
     beside = None
     if storage is not None:
         if own.cas is not None:
             raise BadInput("--storage", "is in place of --cas: give one of them")
-        address, beside = stack.enter_context(programs.running(storage.absolute()))
+        address, beside = stack.enter_context(_module("storage.own_storage").running(storage.absolute()))
         own = own.model_copy(update={"cas": address})
 
     def on_ready(address: str) -> None:

@@ -27,7 +27,7 @@ from bots.farm.execution.request_metadata import HEADERS, metadata
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
 from bots.farm.settings import Amount, FarmSettings, PropertyPolicy
-from bots.farm.storage import capabilities, programs, trees, upstream
+from bots.farm.storage import capabilities, own_storage, programs, trees, upstream
 from bots.farm.storage.passthrough import WAITING, Places, of_message, of_stream
 from bots.farm.storage.upstream import Digest
 from schema.requests import JobRequest
@@ -415,7 +415,8 @@ def test_the_program_of_the_job_loads_little() -> None:
     """It is started for each action, where a short compile takes no longer than to load the messages of the API."""
     code = "import sys; import bots.farm.execution.run_action; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert {"google.protobuf", "grpc", "psycopg", "pydantic", "asyncio"} & set(told) == set()
+    slow = {"subprocess", "pathlib", "typing", "shutil", "tempfile", "ctypes", "importlib.util", "dataclasses"}
+    assert ({"google.protobuf", "grpc", "psycopg", "pydantic", "asyncio"} | slow) & set(told) == set()
 
 
 def test_a_door_loads_no_framework_of_the_gateway() -> None:
@@ -427,23 +428,23 @@ def test_a_door_loads_no_framework_of_the_gateway() -> None:
 
 def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rights of a directory of somebody's are changed, and an action that could not be kept is tried again."""
-    for module in (programs, run_action):
+    for module in (own_storage, programs, run_action):
         monkeypatch.setattr(module, "program", lambda _: "/bin/true")
     tmp_path.chmod(0o755)
-    with pytest.raises(BadInput, match="chmod 700"), programs.running(tmp_path):
+    with pytest.raises(BadInput, match="chmod 700"), own_storage.running(tmp_path):
         pass
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     # A door that is killed leaves its socket in its own directory, and the next one takes it.
-    monkeypatch.setattr(programs, "MOST_SOCKET", 1000)
+    monkeypatch.setattr(own_storage, "MOST_SOCKET", 1000)
     (tmp_path / "blobs").mkdir(mode=0o700)
     (tmp_path / "blobs" / "socket").touch()
-    with programs.running(tmp_path / "blobs") as own:
+    with own_storage.running(tmp_path / "blobs") as own:
         assert own.address == f"unix:{tmp_path}/blobs/socket"
         # Another door is refused even before that storage listens.
         with pytest.raises(BadInput, match="is that of a door that runs: give other doors"):
-            programs.running(tmp_path / "blobs").__enter__()
-    monkeypatch.setattr(programs, "MOST_SOCKET", 1)
-    with programs.running(tmp_path / "blobs") as own:
+            own_storage.running(tmp_path / "blobs").__enter__()
+    monkeypatch.setattr(own_storage, "MOST_SOCKET", 1)
+    with own_storage.running(tmp_path / "blobs") as own:
         assert str(tmp_path) not in own.address
     monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "gone" / "result"))
     command = [f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]

@@ -2,25 +2,27 @@
 
 It runs on a bot, as an ordinary job. It is started for each action, so it imports neither the database nor gRPC nor the
 messages of the API, unless a result is too large to be left with the job, or an action has timed out or could not be
-run. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its
-result is left, or its inputs are not there or no tree, which another try would not change. 70: it could not be run, so
-that the job is tried again.
+run. Nor does it import what of Python's own library takes milliseconds, such as `subprocess` and `pathlib`.
+
+Exit code 0: the action has succeeded. 1: it has ended otherwise, and its result is left, or its inputs are not there or
+no tree, which another try would not change. 70: it could not be run, so that the job is tried again.
 """
 
+from __future__ import annotations
+
 import argparse
-import base64
+import binascii
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from bots.farm.storage.programs import RUNNER, program
 
+TYPE_CHECKING = False  # in place of that of `typing`
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
     from bots.farm.client import Storage
 
 #: See `bots.farm.execution.actions`, which this program does not import.
@@ -54,25 +56,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: LEASEHOLD_RESULT is not set", file=sys.stderr)
         return NOT_RUN
     if runner is None:
-        return _not_run(Path(where), f"{RUNNER} is not on its bot's machine")
-    work = Path(where).parent
+        return _not_run(where, f"{RUNNER} is not on its bot's machine")
+    work = os.path.dirname(where)
     try:
         for file in _files(given).values():
             # The runner says of a file that it cannot read only that the storage does not answer.
-            Path(file).read_bytes()
-        (work / "action").write_bytes(base64.b64decode(given.action))
-        return _ended(_run(runner, given, work), given, work, Path(where))
+            _read(file)
+        with open(f"{work}/action", "wb") as action:
+            action.write(binascii.a2b_base64(given.action))
+        return _ended(_run(runner, given, work), given, work, where)
     except Exception as error:
         # A full disk, or storage that went away while it took a large result, is no end of the action.
-        return _not_run(Path(where), _said(error))
+        return _not_run(where, _said(error))
 
 
-def _not_run(where: Path, message: str) -> int:
+def _not_run(where: str, message: str) -> int:
     """Tell why an action could not be run: in the job's output, and to its client. Return the exit code of the job."""
+    from contextlib import suppress
+
     print(f"error: {message}", file=sys.stderr)
     with suppress(OSError):
         _leave(where, code=INTERNAL, message=message)
     return NOT_RUN
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _said(error: Exception) -> str:
@@ -83,7 +93,7 @@ def _said(error: Exception) -> str:
     return said(error) or type(error).__name__
 
 
-def _run(runner: str, given: argparse.Namespace, work: Path) -> int:
+def _run(runner: str, given: argparse.Namespace, work: str) -> int:
     """Start the runner and return its exit code."""
     mounts = [f"--bind-mount={each}:{each}" for each in given.mount if os.path.isdir(each)]
     command = [
@@ -94,14 +104,16 @@ def _run(runner: str, given: argparse.Namespace, work: Path) -> int:
         f"--retry-limit={RETRIES}",
         f"--retry-delay={RETRY_MS}",
         "--log-level=warning",
-        f"--action={work / 'action'}",
-        f"--action-result={work / 'action-result'}",
+        f"--action={work}/action",
+        f"--action-result={work}/action-result",
         f"--workspace-path={work}",
         *mounts,
     ]
     # A directory of PATH that cannot be read makes the runner abort.
-    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(work), "TMPDIR": os.environ.get("TMPDIR", str(work))}
-    return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False).returncode
+    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": work, "TMPDIR": os.environ.get("TMPDIR", work)}
+    nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    _, status = os.waitpid(os.posix_spawn(runner, command, environ, file_actions=[nothing]), 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _files(given: argparse.Namespace) -> dict[str, str]:
@@ -115,10 +127,10 @@ def _files(given: argparse.Namespace) -> dict[str, str]:
     return {option: file for option, file in files.items() if file is not None}
 
 
-def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int:
+def _ended(code: int, given: argparse.Namespace, work: str, where: str) -> int:
     """Leave what became of the action, and return the exit code of the job."""
     try:
-        data = (work / "action-result").read_bytes()
+        data = _read(f"{work}/action-result")
     except FileNotFoundError:
         from leasehold.errors import BadInput
 
@@ -136,7 +148,7 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
     told: dict[str, Any] = {"code": DEADLINE_EXCEEDED if timed_out else OK}
     if timed_out:
         told["message"] = "the action ran longer than its timeout"
-    text = base64.b64encode(data).decode()
+    text = binascii.b2a_base64(data, newline=False).decode()
     if len(text) > MOST_LEFT:
         _leave(where, **told, stored=_stored(given, data))
     else:
@@ -144,8 +156,9 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
     return 0 if ended_with == 0 and not timed_out else 1
 
 
-def _leave(where: Path, **told: Any) -> None:
-    where.write_text(json.dumps(told))
+def _leave(where: str, **told: Any) -> None:
+    with open(where, "w") as file:
+        json.dump(told, file)
 
 
 def exit_code(result: bytes) -> int:
@@ -189,7 +202,7 @@ def _took_too_long(action: str, data: bytes) -> bool:
     """Return whether an action has a time-out, and ran so long."""
     from bots.farm.protos import remote_execution_pb2
 
-    asked = remote_execution_pb2.Action.FromString(base64.b64decode(action))
+    asked = remote_execution_pb2.Action.FromString(binascii.a2b_base64(action))
     told = remote_execution_pb2.ActionResult.FromString(data).execution_metadata
     took = told.execution_completed_timestamp.ToNanoseconds() - told.execution_start_timestamp.ToNanoseconds()
     return asked.HasField("timeout") and bool(took >= asked.timeout.ToNanoseconds() * 0.99)
@@ -207,13 +220,15 @@ def _missing(given: argparse.Namespace) -> int:
     from bots.farm.storage import trees
     from bots.farm.storage.upstream import Digest
 
-    action = remote_execution_pb2.Action.FromString(base64.b64decode(given.action))
+    action = remote_execution_pb2.Action.FromString(binascii.a2b_base64(given.action))
     root = Digest.read(action.input_root_digest, "input_root_digest")
     with _storage(given) as storage:
         return len(storage.look(trees.missing_inputs(root)))
 
 
-def _storage(given: argparse.Namespace) -> "Storage":
+def _storage(given: argparse.Namespace) -> Storage:
+    from pathlib import Path
+
     from bots.farm.client import Keys, Storage
 
     token = None if given.token_file is None else Path(given.token_file).read_text().strip()

@@ -21,7 +21,8 @@ from bots.farm.client import Client, Keys, Storage
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.server import Door
 from bots.farm.settings import FarmSettings, timing_of_workers
-from bots.farm.storage.programs import STORAGE, program, running
+from bots.farm.storage.own_storage import running
+from bots.farm.storage.programs import STORAGE, program
 from schema import clock
 from schema.postgres.notify import Wakeups
 from tests.support.farm.certificates import Authority
