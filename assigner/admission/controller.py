@@ -454,8 +454,7 @@ class AdmissionController:
         failed = answers.failed
         for each, error in failed.items():
             log.warning("leasehold.rate_limiter_error", resource=each, error=error)
-        for each in sorted(asking - failed.keys()):
-            delete_skips(connection, each)
+        delete_skips(connection, asking - failed.keys())
         if not failed:
             return
         asked = [each for each in queues if rates.resource_of(each.constraints) in failed]

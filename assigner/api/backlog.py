@@ -20,17 +20,10 @@ from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, R
 from assigner.api.selection import Selection, audited, select
 from schema import validation
 from schema.fields import Moment, Name
+from schema.moves.submit_again import MAX_REQUEUE_KEY_BYTES
 from schema.moves.waiting import hold as hold_moves
 from schema.moves.waiting import reschedule as reschedule_moves
-from schema.moves.waiting.hold import (
-    MAX_REQUEUE_KEY_BYTES,
-    MAX_REQUEUED,
-    REQUEUEABLE,
-    HoldResult,
-    Requeued,
-    park,
-    unpark,
-)
+from schema.moves.waiting.hold import MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
 from schema.moves.waiting.priority import Prioritised, set_priority, set_priority_where
 from schema.moves.waiting.reschedule import Rescheduled
 from schema.postgres.connection import Connection

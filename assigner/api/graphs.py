@@ -19,6 +19,7 @@ from schema import audit, validation
 from schema.moves import graphs as graph_moves
 from schema.moves.graph_retry import retry_graph
 from schema.moves.graphs import cancel_graph, submit_graph
+from schema.moves.submit_again import MAX_REQUEUE_KEY_BYTES
 from schema.postgres.connection import Connection
 from schema.requests import DEFAULT_INSTANCE, MAX_GRAPH_NODES, GraphRequest, NodeNo
 from schema.tenancy.tokens import Principal
@@ -204,6 +205,11 @@ class RetryRequest(submission.RequestModel):
         description="numbers of nodes to try again. One that has not ended badly is left. Nodes that were cancelled "
         "because of one of these are tried again too. Unset: all that failed, died or were cancelled",
     )
+    key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="with the same key, a repeat gets the answer of the first and tries nothing again; up to 150 bytes",
+    )
 
 
 class RetriedGraph(BaseModel):
@@ -220,6 +226,8 @@ async def retry(request: Request, body: Annotated[RetryRequest, Read], caller: C
     tried again, `graph_replaced` if another graph has taken the place of this one.
     """
 
+    key = None if body.key is None else validation.check_text("key", body.key, MAX_REQUEUE_KEY_BYTES)
+
     def work(connection: Connection) -> RetriedGraph:
         _, public_id = _find_graph(connection, body.graph, caller, instance=body.instance)
         done = retry_graph(
@@ -228,6 +236,7 @@ async def retry(request: Request, body: Annotated[RetryRequest, Read], caller: C
             nodes=body.nodes,
             instances=caller.instances,
             ceiling=caller.priority_ceiling,
+            key=key,
             actor=caller.actor,
         )
         details = {"graph": public_id, "nodes": len(done.jobs)}

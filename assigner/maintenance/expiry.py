@@ -39,8 +39,10 @@ class Expiry:
         self._ticks = drains.UPKEEP_TICKS
         #: No session expires before this monotonic time.
         self._first_expiry = 0.0
-        #: Where the last look for expired sessions ended: behind this bot, and behind this job of the next one.
-        self._after_bot = self._after_job = 0
+        #: Where the last look for expired sessions ended: behind this bot; and among the leases of another bot, behind
+        #: this job.
+        self._after_bot = 0
+        self._after_job_of = (0, 0)
 
     def run_once(self) -> None:
         """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back.
@@ -115,12 +117,12 @@ class Expiry:
     def _end_singly(self, bot_id: int, until: float) -> bool:
         """End the leases of an expired session one by one; return whether each was tried before `until`."""
         for job_id in self._run(partial(held_jobs, bot_id=bot_id)):
-            if job_id <= self._after_job:
+            if (bot_id, job_id) <= self._after_job_of:
                 continue
             if self._now() >= until:
                 return False
             with suppress(*HINDRANCES):
                 self._expire_page(after=bot_id - 1, limit=1, job_id=job_id)
-            self._after_job = job_id
-        self._after_job = 0
+            self._after_job_of = bot_id, job_id
+        self._after_job_of = (0, 0)
         return True

@@ -1,6 +1,6 @@
 """Keeps the number of waiting jobs within its limit by deferring the newest jobs of the low level."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -10,17 +10,19 @@ from assigner.maintenance.webhooks import DEFERRED, RETURNED, Webhooks
 from schema.clock import Monotonic, Throttle
 from schema.moves.waiting.hold import defer, return_deferred
 from schema.policy import queue_limits
+from schema.policy.queue_limits import OverflowState
+from schema.postgres import advisory
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
-#: The most jobs that one transaction moves, and the most such transactions in one round.
-LIMIT, BATCHES = 500, 10
+#: The most jobs that one round moves.
+LIMIT = 5000
 #: Deferred jobs return while fewer jobs wait than this part of the limit.
 AGAIN = 0.9
 #: Seconds after which jobs are counted even if few were submitted, because other jobs come back from bots.
 RECOUNT = 60.0
-#: The most deferred jobs named in one line of the log.
-SHOWN = 20
+#: The most deferred jobs that one line of the log names, and that one delivery to a webhook does.
+SHOWN, TOLD = 20, 500
 
 log = structlog.get_logger()
 
@@ -43,52 +45,44 @@ class OverflowController:
         seen = self._database.run(queue_limits.overflow_state)
         if seen.most is None:
             if seen.deferred:
-                self._return(BATCHES * LIMIT)
+                self._database.run(partial(self._return, count=LIMIT))
             return
-        if (
-            not seen.deferred and seen.newest < self._enough and self._now() < self._next
-        ) or not self._pace.try_begin():
+        is_due = seen.deferred or seen.newest >= self._enough or self._now() >= self._next
+        if not (is_due and self._pace.try_begin()):
             return
-        most, began = seen.most, self._now()
-        counted = self._database.run(
-            lambda connection: queue_limits.count_waiting(connection, most=most + BATCHES * LIMIT)
-        )
+        began = self._now()
+        counted = self._database.run(partial(self._balance, seen=seen, most=seen.most))
         self._pace.finished(self._now() - began)
-        self._enough, self._next = seen.newest + most - counted + 1, self._now() + RECOUNT
+        if counted is not None:
+            self._enough, self._next = seen.newest + seen.most - counted + 1, self._now() + RECOUNT
+
+    def _balance(self, connection: Connection, *, seen: OverflowState, most: int) -> int | None:
+        """Count what waits, and move what is too much or what there is room for. Returns the count; None if another
+        process is at it, which would move as many once more."""
+        if not advisory.try_take_overflow(connection):
+            return None
+        counted = queue_limits.count_waiting(connection, most=most + LIMIT)
         if counted > most:
-            self._defer(counted - most, normal=seen.normal, most=most)
+            self._defer(connection, counted - most, normal=seen.normal, most=most)
         elif seen.deferred and counted < AGAIN * most:
-            self._return(int(AGAIN * most) - counted)
+            self._return(connection, min(LIMIT, int(AGAIN * most) - counted))
+        return counted
 
-    def _defer(self, count: int, *, normal: int, most: int) -> None:
-        def batch(connection: Connection, limit: int) -> int:
-            names = defer(connection, limit, normal=normal, most=most, actor=self._name)
-            if names:
-                log.warning("more jobs wait than may", most=most, deferred=len(names), jobs=names[:SHOWN])
-                self._tell(connection, DEFERRED, {"jobs": names, "max_queue_size": most})
-            return len(names)
+    def _defer(self, connection: Connection, count: int, *, normal: int, most: int) -> None:
+        names = defer(connection, count, normal=normal, most=most, actor=self._name)
+        if names:
+            self._moved(connection, "defer", DEFERRED, names, {"max_queue_size": most})
+            named = {"most": most, "deferred": len(names), "jobs": names[:SHOWN]}
+            connection.on_commit(lambda: log.warning("more jobs wait than may", **named))
 
-        metrics.DEFERRED.labels(move="defer").inc(self._batches(batch, count))
+    def _return(self, connection: Connection, count: int) -> None:
+        names = return_deferred(connection, count, actor=self._name)
+        self._moved(connection, "return", RETURNED, names, {})
 
-    def _return(self, count: int) -> None:
-        def batch(connection: Connection, limit: int) -> int:
-            names = return_deferred(connection, limit, actor=self._name)
-            if names:
-                self._tell(connection, RETURNED, {"jobs": names})
-            return len(names)
-
-        metrics.DEFERRED.labels(move="return").inc(self._batches(batch, count))
-
-    def _tell(self, connection: Connection, event: str, data: Mapping[str, object]) -> None:
+    def _moved(
+        self, connection: Connection, move: str, event: str, names: Sequence[str], more: Mapping[str, object]
+    ) -> None:
+        connection.on_commit(lambda: metrics.DEFERRED.labels(move=move).inc(len(names)))
         if self._webhooks is not None:
-            self._webhooks.put(connection, event, data)
-
-    def _batches(self, batch: Callable[..., int], count: int) -> int:
-        done = 0
-        for _ in range(BATCHES):
-            limit = min(LIMIT, count - done)
-            moved = self._database.run(partial(batch, limit=limit)) if limit > 0 else 0
-            done += moved
-            if moved < LIMIT:
-                break
-        return done
+            for first in range(0, len(names), TOLD):
+                self._webhooks.put(connection, event, {"jobs": names[first : first + TOLD], **more})

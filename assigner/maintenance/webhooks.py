@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 DEFERRED, RETURNED = "jobs.deferred", "jobs.returned"
 #: Seconds between two looks for deliveries that are due.
 POLL_INTERVAL = 5.0
-#: The most deliveries that one look sends to one webhook.
-BATCH = 10
+#: The most deliveries that one look sends to one webhook, and the most that it gives up.
+BATCH, EXPIRED_BATCH = 10, 500
 #: Seconds for which a delivery belongs to the process that has claimed it, beyond the timeouts of its batch.
 CLAIM_SLACK = 30.0
 #: Bounds in seconds of the wait after a failed try: it doubles each time, and a random part of up to half is left out.
@@ -71,7 +72,7 @@ WHERE id = ANY (CAST(:ids AS bigint[]))
 """)
 EXPIRED = Statement("""
 DELETE FROM webhook_deliveries WHERE id = ANY (ARRAY(
-    SELECT id FROM webhook_deliveries WHERE expires_at <= now() ORDER BY id FOR UPDATE SKIP LOCKED))
+    SELECT id FROM webhook_deliveries WHERE expires_at <= now() ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING webhook, last_error
 """)
 
@@ -159,13 +160,21 @@ class Webhooks:
 
     def run_once(self) -> float:
         """Send what is due, and give up what is too old; returns the seconds until the next look."""
-        if not self._settings:
-            return POLL_INTERVAL
-        for row in self._database.run(lambda connection: connection.execute(EXPIRED).all()):
-            metrics.WEBHOOKS.labels(webhook=row.webhook, result="expired").inc()
-            log.error("a delivery is given up because it is too old", webhook=row.webhook, error=row.last_error)
+        expired = self._give_up()
         full = [self._send_due(each) == BATCH for each in self._settings]
-        return 0.0 if any(full) else POLL_INTERVAL
+        return 0.0 if any(full) or expired == EXPIRED_BATCH else POLL_INTERVAL
+
+    def _give_up(self) -> int:
+        """Delete deliveries that are too old, also of webhooks that there are no more; returns how many."""
+        rows = self._database.run(lambda connection: connection.execute(EXPIRED, {"limit": EXPIRED_BATCH}).all())
+        errors = {row.webhook: row.last_error for row in rows}
+        for webhook, count in Counter(row.webhook for row in rows).items():
+            metrics.WEBHOOKS.labels(webhook=webhook, result="expired").inc(count)
+            error = errors[webhook]
+            log.error(
+                "deliveries are given up because they are too old", webhook=webhook, deliveries=count, error=error
+            )
+        return len(rows)
 
     def _send_due(self, webhook: WebhookSettings) -> int:
         """Send a batch to one webhook, up to the first that fails; returns how many succeeded."""

@@ -82,7 +82,7 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
     extract(epoch FROM j.drain_deadline - clock_timestamp()) AS drain_left,
     q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
     (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
-        AND e.at > clock_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
+        AND e.at > statement_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
     CAST(:literal AS boolean) AS literal_cooldown,
     g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
     {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",

@@ -15,9 +15,9 @@ import psycopg
 from leasehold.errors import Conflict, NotFound
 
 from schema.graphs import ENDED_BADLY, first_failed
-from schema.moves.graphs import LOCK, LONGER, LONGER_TIMEOUT
+from schema.moves.graphs import LOCK, allow_longer
 from schema.moves.submit import Submitted
-from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, submit_again
+from schema.moves.submit_again import LOCK_AGAINST_RETENTION, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 
@@ -33,8 +33,16 @@ SELECT pg_advisory_xact_lock(hashtext('leasehold.graphs'), hashtext(name)) FROM 
 # All nodes at once, in the order of locks, so that what is read next is all there: whoever ends a node holds its row.
 LOCK_NODES = Statement("SELECT FROM graph_nodes WHERE graph = :graph ORDER BY job_id FOR NO KEY UPDATE")
 NODES = Statement("""
-SELECT n.node_no, n.job_id, n.outcome, n.callback, j.public_id, j.state, j.priority, coalesce(j.attempts, 0) AS attempts
+SELECT n.node_no, n.job_id, n.outcome, n.callback, j.public_id, j.state, coalesce(j.attempts, 0) AS attempts
 FROM graph_nodes n LEFT JOIN jobs j ON j.id = n.job_id WHERE n.graph = :graph ORDER BY n.node_no
+""")
+# A repeated request is answered as the first one was, by the key of the submit that made the new job of each node.
+MADE_BY = Statement("""
+SELECT n.node_no, j.public_id FROM graph_nodes n
+JOIN jobs j ON j.id = n.job_id
+JOIN job_payloads w ON w.job_id = n.job_id
+JOIN submit_keys k ON k.instance = j.instance AND k.key = 'requeue:' || CAST(:key AS text) || ':' || (w.origin->>'from')
+WHERE n.graph = :graph ORDER BY n.node_no
 """)
 EDGES = Statement("""
 SELECT p.node_no AS parent, c.node_no AS child, e.on_failure
@@ -190,19 +198,23 @@ def retry_graph(
 ) -> RetriedGraph:
     """Let a graph go on from the nodes with these numbers, or from all that failed, died or were cancelled.
 
-    A node that has not ended, or has succeeded, is passed over. Raises NotFound without such a graph or node, Conflict
-    `graph_replaced` if another graph has taken the place of this one, `node_barred` if a node depends on one that
-    failed and is not tried again, `graph_busy` if a node is still being stopped or the callback runs, `job_deleted` if
-    its job is kept no longer; Forbidden for a job that is more urgent than `ceiling`; QueueFull. Nothing is changed
-    then.
+    A node that has not ended, or has succeeded, is passed over. With a `key` (at most 150 bytes) that has made new jobs
+    of the graph before, these are the answer, and nothing else is done. Raises NotFound without such a graph or node,
+    Conflict `graph_replaced` if another graph has taken the place of this one, `node_barred` if a node depends on one
+    that failed and is not tried again, `graph_busy` if a node is still being stopped or the callback runs,
+    `job_deleted` if its job is kept no longer; Forbidden for a job that is more urgent than `ceiling`; QueueFull.
+    Nothing is changed then.
     """
-    connection.execute(LONGER_TIMEOUT)
-    connection.allow(LONGER)
+    allow_longer(connection)
     where = {"id": public_id, "instances": None if instances is None else list(instances)}
     connection.execute(LOCK_NAMES, {"ids": [public_id]})
     graph = connection.execute(LOCK, where).one_or_none()
     if graph is None:
         raise NotFound(f"id: there is no graph '{public_id}'")
+    if key is not None:
+        made = {row.node_no: str(row.public_id) for row in connection.execute(MADE_BY, {"key": key, "graph": graph.id})}
+        if made:
+            return RetriedGraph(public_id, graph.name, made)
     if graph.state == "replaced":
         raise Conflict("graph_replaced", f"graph: a newer graph has replaced this one of the name '{graph.name}'")
     rows, plan = _read(connection, graph.id, nodes)
@@ -314,11 +326,11 @@ def _replace(
     for row in chosen:
         if row.state is None:
             raise Conflict("job_deleted", f"nodes: the job of node {row.node_no} is kept no longer")
-    check_ceiling({str(row.public_id): row.priority for row in chosen}, ceiling)
     connection.execute(LOCK_AGAINST_RETENTION, {"ids": sorted(row.job_id for row in chosen)})
     made: dict[str, Submitted] = {}
     for part in _slices(chosen, SLICE):
-        made |= submit_again(connection, {str(row.public_id): row.job_id for row in part}, key=key, actor=actor)
+        jobs = {str(row.public_id): row.job_id for row in part}
+        made |= submit_again(connection, jobs, ceiling=ceiling, key=key, actor=actor)
     old = [row.job_id for row in chosen]
     new = [made[str(row.public_id)].job_id for row in chosen]
     started = [rows[number].job_id for number in plan.started]

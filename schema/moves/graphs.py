@@ -125,6 +125,12 @@ class CancelledGraph:
     jobs: int
 
 
+def allow_longer(connection: Connection) -> None:
+    """Let the statements of this transaction take up to `LONGER` seconds, unless the server has set no limit."""
+    connection.execute(LONGER_TIMEOUT)
+    connection.allow(LONGER)
+
+
 def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: float, actor: str) -> SubmittedGraph:
     """Take a whole graph, or nothing. What depends on nothing is queued, the other nodes are blocked.
 
@@ -135,8 +141,7 @@ def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: fl
     Raises BadInput for a circle, a number twice, or absent parents with `on_phantom` reject; Conflict `key_reused`
     for a key that was used with another content; QueueFull. `sync` is the bots' sync period in seconds.
     """
-    connection.execute(LONGER_TIMEOUT)
-    connection.allow(LONGER)
+    allow_longer(connection)
     try:
         values = {"request": json.dumps(request), "actor": actor}
         (row,) = submitted_rows(connection, SUBMIT, values, requests=request["nodes"], place="nodes")
@@ -168,6 +173,7 @@ def cancel_graph(
 ) -> CancelledGraph | None:
     """Cancel what waits in the graph and ask bots to stop what runs; None if there is none to see. Once is as good as
     several times, and a graph that is over stays what it is."""
+    allow_longer(connection)
     where = {"id": public_id, "instances": None if instances is None else list(instances)}
     graph = connection.execute(LOCK, where).one_or_none()
     if graph is None:

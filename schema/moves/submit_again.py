@@ -9,9 +9,11 @@ from schema.moves.submit import Submitted, submitted_rows
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 
+#: With the name of the job it has to fit into the key of a submit.
+MAX_REQUEUE_KEY_BYTES = 150
 # Weak enough not to get in the way of any move; retention passes over it, so that what is read next is all there.
 LOCK_AGAINST_RETENTION = Statement("""
-SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
+SELECT id, public_id, state FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
 """)
 
 
@@ -20,7 +22,9 @@ def _without(key: str, of: str) -> str:
     return f"CASE WHEN jsonb_typeof({of}) = 'object' THEN {of} - '{key}' ELSE {of} END"
 
 
-# It is not joined with what asks for it (OFFSET 0): each job is found by its id.
+# It is not joined with what asks for it (OFFSET 0): each job is found by its id. A priority that an operator has set
+# stands against the points of a class or a service level; otherwise the new job has what these give now, later by the
+# penalty with which the old one was met.
 #: A query of the request of job {job}, whose public id is {name}, in the form that `submit_many` takes; without its
 #: payload and its key. Which bots have imported the task is found out anew: nobody may submit that requirement.
 LIKE_JOB = (
@@ -40,9 +44,8 @@ LIKE_JOB = (
     + """,
         'prefer_seconds', e.prefer_seconds,
         'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds,
-        'own', """
-    + _without("penalty", "t.priority_inputs")
-    + """,
+        'own', CASE WHEN jsonb_typeof(t.priority_inputs) = 'object' AND t.price <> j.priority
+            THEN t.priority_inputs || jsonb_build_object('fixed', true) ELSE t.priority_inputs END,
         'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
     FROM jobs j
@@ -89,6 +92,7 @@ WHERE NOT EXISTS (
     SELECT FROM submit_keys k
     WHERE k.instance = c.instance AND k.key = 'requeue:' || CAST(:key AS text) || ':' || CAST(o.name AS text))
 """)
+PRIORITIES = Statement("SELECT id, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))")
 TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.requeue'))")
 
 
@@ -103,22 +107,25 @@ def copies(connection: Connection, names: Collection[str], *, key: str | None) -
 
 
 def submit_again(
-    connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
+    connection: Connection, jobs: Mapping[str, int], *, ceiling: int | None, key: str | None, actor: str
 ) -> dict[str, Submitted]:
     """Submit a job like each of these, given by public id and id. Returns the new ones by the public ids of the old.
 
-    The same key (at most 150 bytes) makes no second job like the same one. Raises QueueFull, and Conflict `key_reused`
-    if somebody submitted another job with the key that this one makes.
+    The same key (at most 150 bytes) makes no second job like the same one. Raises QueueFull, Conflict `key_reused` if
+    somebody submitted another job with the key that this one makes, and Forbidden if a new job is more urgent than
+    `ceiling` (None: any may be). The caller's transaction then ends without them.
     """
     values = {"names": list(jobs), "ids": list(jobs.values()), "key": key, "actor": actor}
     rows = submitted_rows(connection, SUBMIT_AGAIN, values)
     if not all(row.same for row in rows):
         raise Conflict("key_reused", f"key: what it makes of '{escaped(key or '', 80)}' was used for another job")
-    return {str(row.name): Submitted(row.job_id, str(row.public_id), row.created) for row in rows}
-
-
-def check_ceiling(priorities: Mapping[str, int], ceiling: int | None) -> None:
-    """Raise Forbidden for the first job, by public id, that is more urgent than `ceiling`; None: any may be."""
-    for name, priority in priorities.items():
-        if ceiling is not None and priority < ceiling:
-            raise Forbidden(f"id: job '{name}' has the priority {priority}, this token may not exceed {ceiling}")
+    made = {str(row.name): Submitted(row.job_id, str(row.public_id), row.created) for row in rows}
+    if ceiling is not None:
+        # Points may have changed, so that the new job is more urgent than the old one.
+        ids = [each.job_id for each in made.values() if each.created]
+        priorities = {row.id: row.priority for row in connection.execute(PRIORITIES, {"ids": ids})}
+        for name, each in made.items():
+            if (priority := priorities.get(each.job_id, ceiling)) < ceiling:
+                said = f"another job like '{name}' would have the priority {priority}"
+                raise Forbidden(f"id: {said}, this token may not exceed {ceiling}")
+    return made

@@ -96,9 +96,9 @@ _WAITING = f"""
 _FIGURES = Statement(f"""
 WITH ended AS MATERIALIZED (
     SELECT id, cohort, instance, queued_at, state, finished_at FROM jobs
-    WHERE finished_at >= clock_timestamp() - make_interval(secs => :seconds) ORDER BY finished_at DESC LIMIT :most
+    WHERE finished_at >= statement_timestamp() - make_interval(secs => :seconds) ORDER BY finished_at DESC LIMIT :most
 ), began AS MATERIALIZED (
-    SELECT CASE WHEN count(*) < :most THEN clock_timestamp() - make_interval(secs => :seconds)
+    SELECT CASE WHEN count(*) < :most THEN statement_timestamp() - make_interval(secs => :seconds)
         ELSE min(finished_at) END AS at FROM ended
 ), running AS MATERIALIZED (
     SELECT job_id FROM leases WHERE state IN ('pending', 'active', 'cancelling') LIMIT :most

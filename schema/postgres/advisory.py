@@ -16,6 +16,7 @@ WHERE pg_try_advisory_xact_lock(hashtext('leasehold.slot:' || :among), n) LIMIT 
 ANNOUNCE_SESSIONS = Statement("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
 TRY_BLOCK_NEW_SESSIONS = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
 TAKE_EXCLUSIVE = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
+TAKE_OVERFLOW = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.overflow'))")
 
 
 def try_take_slot(connection: Connection, slots: int, *, chance: random.Random, among: str = "") -> int | None:
@@ -34,6 +35,11 @@ def try_take_exclusive(connection: Connection) -> bool:
     Without it, transactions would compete for the last of a limit and all but one would have to start again.
     """
     return bool(connection.execute(TAKE_EXCLUSIVE).scalar_one())
+
+
+def try_take_overflow(connection: Connection) -> bool:
+    """Take the only slot for moving jobs beyond the pool's limit, until the transaction ends; false if taken."""
+    return bool(connection.execute(TAKE_OVERFLOW).scalar_one())
 
 
 def announce_sessions(connection: Connection) -> None:

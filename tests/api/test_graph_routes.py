@@ -121,6 +121,26 @@ def test_the_same_key_is_the_same_graph_and_another_content_a_conflict(operator:
     assert (answer.status_code, answer.json()["code"]) == (409, "key_reused")
 
 
+def test_a_retry_that_is_repeated_gets_the_same_answer_and_runs_nothing_again(
+    pool: Pool, operator: httpx.Client
+) -> None:
+    operator.post("/v1/graphs", json=GRAPH)
+    bot, request = pool.bot(), {"graph": "build", "key": "k"}
+
+    def fail() -> None:
+        (work,) = pool.given(bot)
+        bot.sync(completed(work, "failed"))
+
+    fail()
+    first, again = (operator.post("/v1/graphs/retry", json=request).json() for _ in range(2))
+    assert [node["node"] for node in first["nodes"]] == [1]
+    assert again == first
+    fail()
+    assert operator.post("/v1/graphs/retry", json=request).json() == first, "the answer to the first may be late"
+    assert operator.post("/v1/graphs/retry", json={**request, "key": "l"}).json() != first
+    assert operator.post("/v1/graphs/retry", json={**request, "key": "k" * 151}).json()["field"] == "key"
+
+
 def test_a_graph_that_a_queue_has_no_room_for_is_refused_whole(pool: Pool, operator: httpx.Client) -> None:
     pool.change("INSERT INTO queue_limits (label, max_queued) VALUES ('x', 0)")
     answer = operator.post("/v1/graphs", json=GRAPH)

@@ -17,8 +17,10 @@ from prometheus_client import REGISTRY
 from pydantic import SecretStr, ValidationError
 
 from assigner.config import loading
+from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import BATCH, DEFERRED, POLL_INTERVAL, Webhooks, WebhookSettings
 from assigner.settings import PoolSettings
+from schema import clock
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
 from schema.policy.queue_limits import COUNT_WAITING
@@ -29,7 +31,7 @@ from tests.support.http import Answer, Gateway, ReceivedRequest, gateway
 from tests.support.patience import MINUTE
 from tests.support.plans import statements
 from tests.support.pool import Pool
-from tests.support.race import cancel
+from tests.support.race import Race, cancel
 
 SECRET = "a secret of the test"
 STORED = "SELECT webhook, body, attempts, last_error, next_at > now() AS later FROM webhook_deliveries ORDER BY id"
@@ -219,6 +221,13 @@ def test_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(po
     assert (given_up("expired"), given_up("dropped")) == (1.0, 2.0)
 
 
+def test_deliveries_of_a_webhook_that_is_gone_are_given_up_too(pool: Pool) -> None:
+    put(pool, webhooks(pool, "http://localhost:1/"), 3)
+    pool.change("UPDATE webhook_deliveries SET expires_at = now()")
+    Webhooks(pool.database, [], chance=random.Random(1)).run_once()
+    assert pool.rows(STORED) == []
+
+
 def test_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Gateway) -> None:
     sender = webhooks(pool, endpoint.url)
     put(pool, sender, BATCH + 1)
@@ -357,3 +366,19 @@ def test_what_an_assigner_is_about_to_place_is_not_deferred(pool: Pool) -> None:
     assert [pool.job(job).state for job in jobs] == ["queued", "deferred", "queued"]
     pool.upkeep().run_once()
     assert [pool.job(job).state for job in jobs] == ["queued", "deferred", "deferred"]
+
+
+@pytest.mark.conflicts
+def test_two_processes_do_not_each_defer_what_is_too_much(pool: Pool, race: Race) -> None:
+    limited(pool, 10)
+    pool.submit(16, priority=70)
+
+    def controller(of: Pool) -> OverflowController:
+        return OverflowController(of.database, name="test", now=clock.monotonic)
+
+    with race.first() as ahead:
+        controller(ahead).run_once()
+        race.unhindered(controller(pool).run_once, by=ahead)
+        ahead.commit()
+    controller(pool).run_once()
+    assert states(pool) == {"queued": 10, "deferred": 6}

@@ -4,13 +4,16 @@ import random
 from typing import Any
 
 import pytest
-from leasehold.errors import Conflict, Forbidden, NotFound
+from leasehold.errors import BadInput, Conflict, Forbidden, NotFound
 
+from bots.protocol import AskInputs
+from bots.sync.inputs import read_inputs
 from schema.graphs import with_roots
 from schema.moves import graph_retry, graphs
 from schema.moves.graph_retry import GraphEdge, GraphNode, RetriedGraph, plan_retry
 from schema.moves.graphs import SubmittedGraph
 from schema.moves.waiting.hold import Requeued, requeue
+from schema.postgres.connection import Connection
 from schema.requests import GraphRequest
 from tests.support.pool import Bot, Pool, active, completed, taken
 from tests.support.race import Race, cancel
@@ -52,6 +55,48 @@ GIVEN: dict[str, Any] = {"instances": None, "ceiling": None, "actor": "test"}
 def graph_row(pool: Pool) -> tuple[str, bool]:
     row = pool.row("SELECT state, finished_at IS NOT NULL AS over FROM graphs")
     return row.state, row.over
+
+
+def test_a_job_is_kept_for_its_graph_until_that_has_been_over_for_as_long(pool: Pool) -> None:
+    """A node that is tried again goes on with the results of its parents, however old these are."""
+    submitted, bot = graph(pool, {}, {"after": [1]}), pool.bot()
+    (first,) = pool.given(bot)
+    bot.sync(completed(first, result='{"built": 7}'))
+    old = "UPDATE jobs SET finished_at = now() - interval '2 days' WHERE finished_at IS NOT NULL"
+    pool.change(old)
+    pool.retention().run_once()
+    assert states(pool)[0] == "succeeded", "its child may ask for the result"
+    work_on(pool, bot, 2)
+    pool.change(old)
+    pool.retention().run_once()
+    retry(pool, submitted)
+    (again,) = pool.given(bot)
+    found = pool.database.run(lambda c: inputs_of(c, pool, again))
+    assert found == {"1": {"state": "succeeded", "result": {"built": 7}}}
+    bot.sync(completed(again))
+    pool.upkeep().run_once()
+    pool.change(old)
+    pool.change("UPDATE graphs SET finished_at = now() - interval '2 days'")
+    pool.retention().run_once()
+    assert pool.rows("SELECT FROM jobs WHERE state = 'succeeded'") == []
+
+
+@pytest.mark.breaks_invariants
+def test_a_result_that_is_kept_no_longer_is_not_taken_for_none(pool: Pool) -> None:
+    graph(pool, {}, {"after": [1]})
+    bot = pool.bot()
+    (first,) = pool.given(bot)
+    bot.sync(completed(first))
+    (second,) = pool.given(bot)
+    assert pool.database.run(lambda c: inputs_of(c, pool, second)) == {"1": {"state": "succeeded", "result": None}}
+    pool.change("DELETE FROM jobs WHERE public_id = CAST(:id AS uuid)", id=first["job"])
+    with pytest.raises(BadInput, match="the result of node 1 is kept no longer"):
+        pool.database.run(lambda c: inputs_of(c, pool, second))
+
+
+def inputs_of(connection: Connection, pool: Pool, work: Any) -> dict[str, Any]:
+    session = {"bot": "bot-1", "epoch": 1, "secret": "s", "job": work["job"], "fence": work["fence"], "nodes": [1]}
+    return read_inputs(connection, pool.row("SELECT id FROM bots").id, AskInputs.model_validate(session))
 
 
 CHAIN: tuple[dict[str, Any], ...] = ({}, {"after": [1]}, {"after": [2]}, {"after": [1]})
@@ -135,7 +180,7 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(pool: Pool) -> None
         retry(pool, submitted, 9)
     with pytest.raises(NotFound):
         retry(pool, submitted, instances=["web"])
-    with pytest.raises(Forbidden, match="has the priority -5"):
+    with pytest.raises(Forbidden, match="would have the priority -5"):
         retry(pool, submitted, ceiling=0)
     assert nodes_of(pool) == before
     pool.upkeep().run_once()
@@ -237,7 +282,7 @@ def test_a_requeue_keeps_to_the_ceiling_and_passes_over_a_graph_whose_name_anoth
     submitted, bot = graph(pool, {}, {"priority": -900, "after": after}), pool.bot()
     work_on(pool, bot, 1)
     given: dict[str, Any] = {"instances": None, "key": None, "reason": None, "actor": "test"}
-    with pytest.raises(Forbidden, match="has the priority -900"):
+    with pytest.raises(Forbidden, match="would have the priority -900"):
         pool.database.run(lambda c: requeue(c, [submitted.jobs[1]], ceiling=0, **given))
     graph(pool, {})
     (done,) = pool.database.run(lambda c: requeue(c, [submitted.jobs[1]], ceiling=0, **given))

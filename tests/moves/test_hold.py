@@ -287,7 +287,7 @@ def test_a_full_queue_refuses_and_nothing_is_released(pool: Pool) -> None:
 def test_a_new_job_is_never_more_urgent_than_the_token_allows(pool: Pool) -> None:
     urgent, other = pool.submit(priority=-5)[0], pool.submit(priority=0)[0]
     cancel(pool, urgent, other)
-    with pytest.raises(Forbidden, match="has the priority -5"):
+    with pytest.raises(Forbidden, match="would have the priority -5"):
         requeue(pool, other, urgent, ceiling=0)
     assert len(pool.rows("SELECT id FROM jobs")) == 2
     assert requeue(pool, other, ceiling=0)[0].changed

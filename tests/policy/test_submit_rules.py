@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from leasehold.errors import BadInput, NotFound
+from leasehold.errors import BadInput, Forbidden, NotFound
 from leasehold.transaction import submit_in
 from structlog.testing import capture_logs
 
@@ -21,6 +21,7 @@ from bots.sync import sessions
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
 from schema.moves.waiting.hold import requeue
+from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
 from schema.policy.ceilings import CeilingTerms, set_ceilings
 from schema.policy.schedule_changes import Author, put_schedule
@@ -31,6 +32,7 @@ from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import instances
 from tests.support.http import audited
 from tests.support.pool import Pool, completed
+from tests.support.race import cancel
 from tests.support.requests import PLAIN
 from tests.support.servers import Served, counts
 
@@ -212,6 +214,42 @@ def test_a_requeued_job_has_the_priority_of_the_old_one_and_keeps_the_rules_of_n
     rule(pool, commands=["make"])
     with pytest.raises(BadInput, match="'true' is not among the programs"):
         again("b")
+
+
+@pytest.mark.parametrize("of_class", [{"job_class": "serious"}, {"service_level": "premium"}, {"priority": 61}])
+def test_whoever_submits_work_again_does_not_get_rid_of_its_penalty(pool: Pool, of_class: dict[str, Any]) -> None:
+    rule(pool, owner_cost=10.0, owner_penalty=30)
+    has_used(pool, "ann", 11)
+    (job,) = together(pool, {"owner": "ann", **of_class})
+    before = pool.job(job.public_id).priority
+    cancel(pool, job.public_id)
+    assert pool.job(again(pool, job)).priority == before
+
+
+def test_a_new_job_has_the_priority_that_an_operator_gave_the_old_one(pool: Pool) -> None:
+    (job,) = together(pool, {"job_class": "serious"})
+    pool.database.run(lambda c: set_priority(c, [job.public_id], 77, instances=None, reason=None, actor="test"))
+    cancel(pool, job.public_id)
+    assert pool.job(again(pool, job)).priority == 77
+
+
+def test_a_new_job_that_points_have_made_more_urgent_keeps_to_the_ceiling(pool: Pool) -> None:
+    (job,) = together(pool, {"job_class": "random"})
+    cancel(pool, job.public_id)
+    ceiling = pool.job(job.public_id).priority
+    assert pool.job(again(pool, job, ceiling=ceiling)).priority == ceiling
+    pool.database.run(lambda c: priority_classes.put_classes(c, {"random": 95}, actor="test"))
+    with pytest.raises(Forbidden, match="would have the priority 5, this token may not exceed"):
+        again(pool, job, ceiling=ceiling)
+    assert len(pool.rows("SELECT FROM jobs")) == 2
+
+
+def again(pool: Pool, job: Submitted, *, ceiling: int | None = None) -> str:
+    (made,) = pool.database.run(
+        lambda c: requeue(c, [job.public_id], instances=None, ceiling=ceiling, key=None, reason=None, actor="test")
+    )
+    assert made.successor is not None
+    return made.successor
 
 
 def test_callers_over_http_and_in_sql_are_told_the_field(pool: Pool, served: Served) -> None:

@@ -1,6 +1,6 @@
 """queued -> parked: hold, and parked -> queued: release."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from leasehold.states import FINAL, JobState
@@ -8,7 +8,7 @@ from leasehold.states import FINAL, JobState
 from schema.moves import submissions
 from schema.moves.graph_retry import retry_nodes
 from schema.moves.submissions import Submission
-from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, copies, submit_again
+from schema.moves.submit_again import LOCK_AGAINST_RETENTION, copies, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
@@ -151,8 +151,9 @@ WITH moved AS (
 SELECT public_id FROM moved ORDER BY id
 """)
 DELETE_SKIPS = Statement("""
-DELETE FROM rate_skips WHERE resource = :resource AND job_id = ANY (ARRAY(
-    SELECT job_id FROM rate_skips WHERE resource = :resource ORDER BY job_id FOR UPDATE SKIP LOCKED))
+DELETE FROM rate_skips WHERE job_id = ANY (ARRAY(
+    SELECT job_id FROM rate_skips WHERE resource = ANY (CAST(:resources AS text[]))
+    ORDER BY job_id FOR UPDATE SKIP LOCKED))
 """)
 
 #: Bytes of an error that are kept with a job.
@@ -184,9 +185,10 @@ def skip(connection: Connection, skipped: Sequence[SkippedJob], *, most: int, pa
     return [str(row.public_id) for row in connection.execute(PARK_SKIPPED, found)]
 
 
-def delete_skips(connection: Connection, resource: str) -> None:
-    """A check of this resource has worked: what failed before counts no more."""
-    connection.execute(DELETE_SKIPS, {"resource": resource})
+def delete_skips(connection: Connection, resources: Collection[str]) -> None:
+    """The checks of these resources have worked: what failed before counts no more."""
+    if resources:
+        connection.execute_later(DELETE_SKIPS, {"resources": sorted(resources)})
 
 
 # queued -> deferred: more jobs wait than may, and deferred -> queued: there is room again.
@@ -281,8 +283,6 @@ def return_deferred(connection: Connection, limit: int, *, actor: str) -> list[s
 
 #: Most jobs of one call: their payloads are handed on in one value, of which PostgreSQL takes 256 MB.
 MAX_REQUEUED = 500
-#: With the name of the job it has to fit into the key of a submit.
-MAX_REQUEUE_KEY_BYTES = 150
 #: Final states in which the work was not done.
 REQUEUEABLE = frozenset({JobState.FAILED, JobState.DEAD, JobState.CANCELLED})
 
@@ -336,13 +336,12 @@ def requeue(
     over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
     before = {} if repeat or not over else copies(connection, over, key=key)
     over = {name: job_id for name, job_id in over.items() if name not in before}
-    check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
     # Submitting comes first: it waits for equal keys and equal new rows, which nobody waits for who has locked jobs.
     nodes = retry_nodes(connection, over, ceiling=ceiling, key=key, actor=actor) if over else {}
     again: dict[str, tuple[str | None, bool]] = {name: (node.job, node.made) for name, node in nodes.items()}
     others = {name: job_id for name, job_id in over.items() if name not in again}
     if others:
-        made = submit_again(connection, others, key=key, actor=actor)
+        made = submit_again(connection, others, ceiling=ceiling, key=key, actor=actor)
         again |= {name: (each.public_id, each.created) for name, each in made.items()}
     again |= {name: (copy, False) for name, copy in before.items()}
     waiting = submissions.wanted_job_ids(known[name] for name in states if name not in again)

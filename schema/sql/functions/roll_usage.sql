@@ -9,12 +9,12 @@ DECLARE
 BEGIN
     PERFORM FROM counters c WHERE c.name IN (
         SELECT u.name FROM usage u
-        WHERE NOT u.rolled AND u.bucket < clock_timestamp() - make_interval(secs => seconds)
+        WHERE NOT u.rolled AND u.bucket < statement_timestamp() - make_interval(secs => seconds)
         ORDER BY u.bucket, u.name LIMIT minutes) ORDER BY c.name COLLATE "C" FOR NO KEY UPDATE;
     WITH old AS (
         UPDATE usage u SET rolled = true FROM (
             SELECT name, bucket FROM usage
-            WHERE NOT rolled AND bucket < clock_timestamp() - make_interval(secs => seconds)
+            WHERE NOT rolled AND bucket < statement_timestamp() - make_interval(secs => seconds)
             ORDER BY bucket, name LIMIT minutes FOR NO KEY UPDATE SKIP LOCKED) o
         WHERE u.name = o.name AND u.bucket = o.bucket RETURNING u.name, u.amount
     )

@@ -3,8 +3,8 @@
 -- `place` is `jobs` or `nodes` and begins the path of the field in an error; `of_instance` and `base_priority` are those
 -- of a graph, for nodes without their own. Requests with a known key, or that join a job, are not refused. A time that
 -- the request itself gives is refused above its ceiling. A timeout that it does not give is that of its service level or
--- the default, cut at the ceiling. A requeued job has the times and the priority of the job that it is made from: its
--- times are cut, and its owner is not judged again.
+-- the default, cut at the ceiling. A requeued job keeps the penalty of the old one, and its times cut at the ceilings of
+-- now; what its owner has used is not looked at again.
 CREATE OR REPLACE FUNCTION within_limits(requests jsonb, place text, of_instance text DEFAULT NULL,
     base_priority integer DEFAULT 0) RETURNS jsonb
 LANGUAGE plpgsql AS $$

@@ -63,14 +63,17 @@ class Graphs:
         found: Records = self._transport.call("GET", "/v1/graphs", query=query)["graphs"]
         return found
 
-    def retry(self, graph: str, *, nodes: Sequence[int] | None = None, instance: str | None = None) -> Record:
+    def retry(
+        self, graph: str, *, nodes: Sequence[int] | None = None, instance: str | None = None, key: str | None = None
+    ) -> Record:
         """Let a graph go on: what failed, died or was cancelled runs again, or of that only these nodes.
 
         Nodes that were cancelled because of one of them run again too; succeeded ones stay. The answer lists the new
         jobs in `nodes`. Raises Conflict `node_barred` if a node depends on one that failed and does not run again,
-        `graph_replaced` if another graph has taken the place of this one.
+        `graph_replaced` if another graph has taken the place of this one. A repeat with the same key gets the same
+        answer. Without a key the client draws a random one, so that its own retries try nothing twice.
         """
-        given = {"instance": instance, "nodes": None if nodes is None else list(nodes)}
+        given = {"key": key or self._key(), "instance": instance, "nodes": None if nodes is None else list(nodes)}
         body = {"graph": graph} | {name: value for name, value in given.items() if value is not None}
         return self._transport.call("POST", "/v1/graphs/retry", body=body)
 
