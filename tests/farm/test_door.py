@@ -25,6 +25,7 @@ from assigner.queries import builds
 from bots.farm import server
 from bots.farm.client import Client, Work, response_of
 from bots.farm.execution.jobs import END, NEWS, Jobs, ends_in
+from bots.farm.execution.operations import Filter
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
@@ -421,6 +422,11 @@ def test_an_action_that_a_bot_cannot_start_is_tried_again(farm: Farm) -> None:
         assert states(farm) == ["queued"]
         finish(bot, *eventually(lambda: farm.given(bot)), exit_code=0, result=left())
         assert call.result(MINUTE).status.code == code_pb2.OK
+
+
+def test_a_filter_of_operations_that_the_database_cannot_take_is_refused() -> None:
+    with pytest.raises(BadInput, match="filter: holds a NUL character"):
+        Filter.parse('invocation = "a\0b"')
 
 
 def test_the_door_counts_actions_by_what_clients_tell_and_ends_by_status() -> None:

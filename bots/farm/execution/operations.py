@@ -93,6 +93,8 @@ class Filter:
     @classmethod
     def parse(cls, text: str) -> "Filter":
         """Read a filter, which may be empty. Raises BadInput."""
+        if "\0" in text:
+            raise BadInput("filter", "holds a NUL character")
         states, described, at = set(JobState), None, 0
         while at < len(text.rstrip()):
             term = _TERM.match(text, at)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import grpc
 import grpc.aio
+import structlog
 from google.longrunning.operations_proto_pb2 import GetOperationRequest
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
@@ -46,6 +47,10 @@ Rename = Callable[[bytes], bytes]
 Admit = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 #: How many calls may wait, for each one that may be passed on; more are asked to try again.
 WAITING = 3
+#: Seconds without a piece after which a client's stream has no place any more. A client that is there and neither reads
+#: nor writes, such as one that is stopped in a debugger, would keep its place from all others.
+STALLED = 60.0
+_log = structlog.get_logger(__name__)
 
 
 class Places:
@@ -109,6 +114,13 @@ def of_stream(request: bytes, *, instance: str) -> bytes:
     return request + bytes(renamed.SerializeToString())
 
 
+async def stalled(context: grpc.aio.ServicerContext) -> NoReturn:
+    """End a stream that has stood still, and has no place any more."""
+    _log.warning("a stream of a client is ended: it has stood still", peer=context.peer(), seconds=STALLED)
+    await context.abort(StatusCode.UNAVAILABLE, f"the stream has stood still for {STALLED:.0f} s: try again")
+    raise AssertionError("abort raises")
+
+
 async def passed_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
     """End a call with the error of the storage."""
     code, details = error.code(), error.details() or ""
@@ -144,14 +156,21 @@ def _single(channel: grpc.aio.Channel, name: str, places: Places, rename: Rename
 
 def _answered_in_pieces(
     channel: grpc.aio.Channel, name: str, places: Places, rename: Rename
-) -> Callable[..., AsyncIterator[bytes]]:
+) -> Callable[..., Awaitable[None]]:
     call = channel.unary_stream(name)
 
-    async def handle(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def handle(request: bytes, context: grpc.aio.ServicerContext) -> None:
         try:
             async with places.place(context):
-                async for piece in call(rename(request), timeout=context.time_remaining()):
-                    yield piece
+                pieces = call(rename(request), timeout=context.time_remaining())
+                try:
+                    async for piece in pieces:
+                        async with asyncio.timeout(STALLED):
+                            await context.write(piece)
+                finally:
+                    pieces.cancel()
+        except TimeoutError:
+            await stalled(context)
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)
 
@@ -161,19 +180,36 @@ def _answered_in_pieces(
 def _taken_in_pieces(channel: grpc.aio.Channel, places: Places, instance: str) -> Callable[..., Awaitable[bytes]]:
     call = channel.stream_unary(TAKEN_IN_PIECES)
 
-    async def renamed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        first = True
-        async for piece in pieces:
+    async def renamed(pieces: AsyncIterator[bytes], stands: asyncio.Future[None]) -> AsyncIterator[bytes]:
+        """Yield the pieces; end without the last one, and let `stands` be done, once none has come for STALLED."""
+        first, coming = True, aiter(pieces)
+        while True:
+            try:
+                async with asyncio.timeout(STALLED):
+                    piece = await anext(coming)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                stands.set_result(None)
+                await asyncio.sleep(STALLED)  # the call is cancelled meanwhile: its storage gets no end
+                return
             # The name stands in the first piece, and first in it. Others may repeat it.
             yield of_stream(piece, instance=instance) if first or piece.startswith(_NO_NAME[:1]) else piece
             first = False
 
     async def handle(pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        stands = asyncio.get_running_loop().create_future()
         try:
             async with places.place(context):
-                found: bytes = await call(renamed(pieces), timeout=context.time_remaining())
+                written = call(renamed(pieces, stands), timeout=context.time_remaining())
+                stands.add_done_callback(lambda _: written.cancel())
+                found: bytes = await written
             return found
+        except asyncio.CancelledError:
+            if not stands.done():
+                raise
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)
+        await stalled(context)
 
     return handle
