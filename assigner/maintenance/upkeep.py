@@ -4,9 +4,10 @@ Finished jobs leave in rounds of their own (`retention.py`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -37,6 +38,7 @@ from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.sessions import close_overdue
 from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
+from schema.moves.waiting.pause import Walked
 from schema.moves.waiting.priority import reprice, review_waiting
 from schema.moves.waiting.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
@@ -237,8 +239,8 @@ class Upkeep(Rounds):
     def _duties_of_pauses(self) -> Iterator[Duty]:
         """What sets jobs aside that are paused, and makes them ready again."""
         # Who resumes makes jobs ready at once. This looks at each job that is set aside.
-        yield Duty("resumed jobs", 10.0, self._in_batches(partial(pause.make_ready, limit=LIMIT)))
-        yield Duty("paused jobs", 10.0, self._in_batches(partial(pause.set_aside_ready, limit=LIMIT)))
+        yield Duty("resumed jobs", 10.0, self._walk(pause.make_ready))
+        yield Duty("paused jobs", 10.0, self._walk(pause.set_aside_ready))
 
     def _duties_of_totals(self) -> Iterator[Duty]:
         """What compares totals with what they count, and counts what is shown."""
@@ -321,6 +323,20 @@ class Upkeep(Rounds):
     def _in_batches(self, batch: Callable[[Connection], int], *, full: int = LIMIT) -> Callable[[], bool]:
         """A run in batches until one is not full, at most DELETIONS, because a long round delays other duties."""
         return lambda: all(self._database.run(batch) >= full for _ in range(DELETIONS))
+
+    def _walk(self, look: Callable[..., Walked]) -> Callable[[], bool]:
+        """A run that looks at some pages of jobs, and goes on where the run before has ended."""
+        after: Mapping[str, Any] | None = None
+
+        def run() -> bool:
+            nonlocal after
+            for _ in range(DELETIONS):
+                after = self._database.run(partial(look, after=after, limit=LIMIT)).after
+                if after is None:
+                    break
+            return after is not None
+
+        return run
 
     def _overdue(self, *, since: float) -> bool:
         """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.

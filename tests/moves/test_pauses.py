@@ -10,11 +10,12 @@ from assigner.admission.rules import RULES
 from assigner.explain.answer import in_few_words
 from assigner.queries import demand, jobs
 from schema.moves.submit import submit
-from schema.moves.waiting.pause import make_ready, set_aside_ready
+from schema.moves.waiting.pause import make_ready, set_aside, set_aside_ready
 from schema.moves.waiting.reschedule import reschedule
 from schema.policy import pauses
 from schema.tenancy import pausing
 from tests.support.explain import closed, explained
+from tests.support.plans import watching
 from tests.support.pool import Pool, completed
 from tests.support.race import Race
 
@@ -81,7 +82,7 @@ def test_a_job_that_is_set_aside_after_a_lost_attempt_starts_when_it_is_told_and
     pool.bot()  # of the same name: its job is queued again
     pool.change("UPDATE jobs SET schedule_after = NULL")
     pause(pool, "label", "nightly")
-    assert pool.database.run(lambda c: set_aside_ready(c, limit=9)) == 1
+    assert pool.database.run(lambda c: set_aside_ready(c, limit=9)).moved == 1
     told = pool.database.run(lambda c: reschedule(c, [job], delay=0.0, instances=None, reason=None, actor="test"))
     assert told[0].starts_at is None, "the time of the pause is nobody's"
     if how == "replace":
@@ -131,8 +132,55 @@ def test_a_job_that_is_set_aside_while_its_pause_ends_is_made_ready(pool: Pool, 
     (other,) = pool.submit(label="nightly")
     pool.database.run(lambda c: set_aside_ready(c, limit=9))
     pool.change("DELETE FROM pauses")
-    assert pool.database.run(lambda c: make_ready(c, limit=9)) == 1, "upkeep does what was left undone"
+    assert pool.database.run(lambda c: make_ready(c, limit=9)).moved == 1, "upkeep does what was left undone"
     assert pool.row("SELECT schedule_after FROM jobs WHERE public_id = CAST(:id AS uuid)", id=other)[0] is None
+
+
+def test_a_walk_looks_at_each_job_once_and_never_at_more_than_a_page(pool: Pool) -> None:
+    """To tell whether its task is paused takes the payload of each job, so a transaction looks at few of a million."""
+    pause(pool, "task", "shop.charge")
+    pause(pool, "label", "nightly")
+    others = pool.submit(7)
+    pool.submit(3, payload=CALL, terms={"locks": ["a:9"]})
+    pool.submit(4, payload=CALL, units=2)
+    pool.submit(2, label="nightly")
+
+    def walk(look: Any) -> list[int]:
+        found, after = [], None
+        while not found or after is not None:
+            page = pool.database.run(lambda c, after=after: look(c, after=after, limit=4))
+            found.append(page.moved)
+            after = page.after
+        return found
+
+    pages = walk(set_aside_ready)
+    assert (sum(pages), len(pages)) == (9, 5)
+    assert max(pages) <= 4
+    assert walk(set_aside_ready) == [0, 0]
+    assert walk(make_ready) == [0, 0], "those with the label are not even looked at"
+    resume(pool, "label", "nightly")
+    pool.change("DELETE FROM pauses")
+    assert walk(make_ready) == [4, 3]
+    pool.bot(capacity=99)
+    pool.assigner().run_once()
+    assert len(leased(pool)) == len(others) + 9
+
+
+def test_paused_jobs_in_front_are_set_aside_by_a_look_at_their_own_queues(pool: Pool) -> None:
+    """However many jobs of other queues are ready, which that look would have to read."""
+    pause(pool, "task", "shop.charge")
+    pool.submit(300, units=3)
+    paused = pool.submit(9, payload=CALL, priority=-5)
+    pool.bot(capacity=2)
+    assigner = pool.assigner(batch=4)
+    with pool.database.connect() as connection:
+        ids = [row.id for row in pool.rows("SELECT id FROM jobs WHERE priority = -5 ORDER BY id LIMIT 4")]
+        with watching(connection) as seen:
+            assert set_aside(connection, ids) == {*ids}
+        assert sum(node.touched for plan in seen.plans for node in plan.nodes if node.relation == "jobs") < 100
+    assigner.run_once()
+    row = pool.row("SELECT count(*) AS jobs FROM jobs WHERE schedule_after IS NOT NULL")
+    assert row.jobs == len(paused)
 
 
 def test_an_instance_is_paused_by_its_drain_and_a_schedule_by_being_disabled(pool: Pool) -> None:

@@ -4,7 +4,9 @@ Such a job is refused when it would be given to a bot, whoever has picked it. It
 that a pick does not read it again and again. Its state stays `queued`, so these moves write no event.
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -25,33 +27,78 @@ WITH {_KEPT}, found AS MATERIALIZED (
         WHERE id = ANY (CAST(:ids AS bigint[])) AND {STILL_READY}) j{_PAUSED_BY_KEPT}
 )
 UPDATE jobs SET schedule_after = {PAUSED_UNTIL} WHERE id = ANY (ARRAY(SELECT id FROM found)) AND {STILL_READY}
-RETURNING id
+RETURNING id, queue
 """)
-# A task is known by the payload alone, so with paused tasks every ready job is looked at.
-SET_ASIDE_READY = Statement(f"""
-WITH {_KEPT}, ready AS MATERIALIZED (
-    SELECT j.id FROM (SELECT id, label, instance FROM jobs WHERE {READY} AND (
-        label = ANY (ARRAY(SELECT name FROM pauses WHERE kind = 'label'))
-        OR EXISTS (SELECT FROM pauses WHERE kind = 'task'))) j{_PAUSED_BY_KEPT}
-    LIMIT :limit
-), found AS MATERIALIZED (
-    SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM ready)) AND {STILL_READY}
+# What `looked` holds is bounded, because it takes a look at its payload to tell whether the task of a job is paused.
+_SET_LOOKED_ASIDE = f"""ready AS MATERIALIZED (SELECT j.id FROM looked j{_PAUSED_BY_KEPT}), found AS MATERIALIZED (
+    SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM ready)) AND {{STILL_READY}}
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE jobs SET schedule_after = {PAUSED_UNTIL} WHERE id = ANY (ARRAY(SELECT id FROM found))
+), moved AS (
+    UPDATE jobs SET schedule_after = {PAUSED_UNTIL} WHERE id = ANY (ARRAY(SELECT id FROM found)) RETURNING id
+)"""
+SET_FRONT_ASIDE = Statement(f"""
+WITH {_KEPT}, looked AS MATERIALIZED (
+    SELECT j.* FROM unnest(CAST(:queues AS integer[])) AS q (id)
+    CROSS JOIN (VALUES (false), (true)) AS c (constrained)
+    CROSS JOIN LATERAL (
+        SELECT id, label, instance FROM jobs WHERE constrained = c.constrained AND queue = q.id AND {READY}
+        ORDER BY constrained, queue, rank, queued_at, id LIMIT :limit) j
+    LIMIT :limit
+), {_SET_LOOKED_ASIDE.format(STILL_READY=STILL_READY)}
+SELECT count(*) FROM moved
 """)
+_PAGE = """SELECT (SELECT count(*) FROM moved) AS moved, last.* FROM (
+    SELECT {position} FROM looked WHERE (SELECT count(*) FROM looked) = :limit ORDER BY {order} LIMIT 1
+) last RIGHT JOIN (SELECT) one ON true
+"""
+_POSITION = "constrained", "queue", "rank", "queued_at", "id"
+_ORDER = ", ".join(_POSITION)
+SET_ASIDE_READY = Statement(f"""
+WITH {_KEPT}, looked AS MATERIALIZED (
+    SELECT {_ORDER}, label, instance FROM jobs WHERE {READY} AND ({_ORDER})
+        > (CAST(:constrained AS boolean), CAST(:queue AS integer), CAST(:rank AS double precision),
+            CAST(:queued_at AS timestamptz), CAST(:id AS bigint))
+        AND (label = ANY (ARRAY(SELECT name FROM pauses WHERE kind = 'label'))
+            OR EXISTS (SELECT FROM pauses WHERE kind = 'task'))
+    ORDER BY {_ORDER} LIMIT :limit
+), {_SET_LOOKED_ASIDE.format(STILL_READY=STILL_READY)}
+{_PAGE.format(position=_ORDER, order=", ".join(f"{column} DESC" for column in _POSITION))}""")
 MAKE_READY = Statement(f"""
-WITH found AS MATERIALIZED (
-    SELECT id FROM jobs WHERE {IS_SET_ASIDE} AND (pause_of(id, label, instance)).kind IS NULL
-    ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+WITH looked AS MATERIALIZED (
+    SELECT id, label, instance FROM jobs WHERE {IS_SET_ASIDE} AND id > CAST(:id AS bigint)
+        AND label <> ALL (ARRAY(SELECT name FROM pauses WHERE kind = 'label' AND instance = ''))
+        AND (CAST(:label AS text) IS NULL OR label = :label)
+    ORDER BY id LIMIT :limit
+), found AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE id = ANY (ARRAY(SELECT id FROM looked WHERE (pause_of(id, label, instance)).kind IS NULL)) AND {IS_SET_ASIDE}
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs SET schedule_after = NULL WHERE id = ANY (ARRAY(SELECT id FROM found)) RETURNING id
 )
-UPDATE jobs SET schedule_after = NULL WHERE id = ANY (ARRAY(SELECT id FROM found))
-""")
+{_PAGE.format(position="id", order="id DESC")}""")
 _ANY = Statement(f"SELECT {ANY_PAUSE}")
 
 
-#: The most jobs that are set aside at once because those in front are paused.
+#: The most jobs that are looked at because all of those in front are paused.
 IN_FRONT = 2000
+#: Before the first ready job, and before the first job that is set aside.
+FIRST_READY: Mapping[str, Any] = {
+    "constrained": False,
+    "queue": 0,
+    "rank": -math.inf,
+    "queued_at": "-infinity",
+    "id": 0,
+}
+FIRST_ASIDE: Mapping[str, Any] = {"id": 0}
+
+
+class Walked(NamedTuple):
+    """What one page of a walk has done. moved: how many jobs. after: where the next page begins; None = it was the last
+    one."""
+
+    moved: int
+    after: Mapping[str, Any] | None
 
 
 def any_pause(connection: Connection) -> bool:
@@ -63,21 +110,35 @@ def any_pause(connection: Connection) -> bool:
 def set_aside(connection: Connection, job_ids: Collection[int]) -> set[int]:
     """Set those of these jobs aside that are paused; returns their ids. The caller has locked the jobs.
 
-    If all of them are paused, many more may be in front of the others, and are set aside too.
+    If all of them are paused, many more may be in front of the others in their queues, and are set aside too.
     """
-    found = {*connection.execute(SET_ASIDE, {"ids": list(job_ids)}).scalars()}
+    found = {row.id: row.queue for row in connection.execute(SET_ASIDE, {"ids": list(job_ids)})}
     if found and len(found) == len(job_ids):
-        connection.execute(SET_ASIDE_READY, {"limit": IN_FRONT})
-    return found
+        connection.execute(SET_FRONT_ASIDE, {"queues": sorted({*found.values()}), "limit": IN_FRONT})
+    return {*found}
 
 
-def set_aside_ready(connection: Connection, *, limit: int) -> int:
-    """Set up to `limit` ready jobs aside that are paused; returns how many. Costs nothing while nothing is paused."""
+def set_aside_ready(connection: Connection, *, after: Mapping[str, Any] | None = None, limit: int) -> Walked:
+    """Set those of the next `limit` ready jobs aside that are paused. Costs nothing while nothing is paused.
+
+    after: what the page before has returned.
+    """
     if not any_pause(connection):
-        return 0
-    return connection.execute(SET_ASIDE_READY, {"limit": limit}).rowcount
+        return Walked(0, None)
+    return _page(connection, SET_ASIDE_READY, {**(after or FIRST_READY), "limit": limit})
 
 
-def make_ready(connection: Connection, *, limit: int) -> int:
-    """Make up to `limit` jobs ready whose pause is over; returns how many."""
-    return connection.execute(MAKE_READY, {"limit": limit}).rowcount
+def make_ready(
+    connection: Connection, *, after: Mapping[str, Any] | None = None, label: str | None = None, limit: int
+) -> Walked:
+    """Make those of the next `limit` jobs ready that were set aside and whose pause is over.
+
+    after: what the page before has returned. label: look at jobs with this label alone.
+    """
+    return _page(connection, MAKE_READY, {**(after or FIRST_ASIDE), "label": label, "limit": limit})
+
+
+def _page(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> Walked:
+    row = connection.execute(statement, values).one()._asdict()
+    moved = row.pop("moved")
+    return Walked(moved, None if row["id"] is None else row)
