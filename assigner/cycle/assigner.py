@@ -110,8 +110,10 @@ WAITING_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 
 #: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
-#: before it picks, and uses the plans that the server keeps.
+#: before it picks.
 QUIET = 8
+#: The same, up to which the next cycle uses the plans that the server keeps: to make them takes longer than they save.
+FEW = 64
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
@@ -180,7 +182,7 @@ class PriorityAgeAssigner:
             self._cohorts = self._next_cohorts
             self._memory.undone()
         cycle = self._memory.conflicts.run(
-            self._database, self._cycle, undone=self._memory.undone, kept_plans=self._memory.chosen <= QUIET
+            self._database, self._cycle, undone=self._memory.undone, kept_plans=self._memory.chosen <= FEW
         ) or CycleResult(lost=1)
         self._memory.rotation.keep()
         if cycle.sample is not None and self._recorder is not None:
