@@ -18,7 +18,7 @@ from assigner.simulation.records import Records, read_records
 from assigner.simulation.report import Measured, measure
 from schema.moves.cancel import cancel
 from schema.moves.in_force import put_in_force
-from schema.moves.submit import submit
+from schema.moves.submit import submit_at_once
 from schema.policy.versions import Content
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -169,7 +169,7 @@ def _arrive(pool: SimulatedPool, names: dict[str, str], arrived: Sequence[tuple[
         together = [*group]
         for part in [[each] for each in together] if is_alone else [together]:
             requests = [_request(number, job) for number, job in part]
-            made = pool.database.run(partial(submit, requests=requests, actor=ACTOR))
+            made = pool.database.run_alone(partial(submit_at_once, requests=requests, actor=ACTOR))
             for (_, job), each in zip(part, made, strict=True):
                 names[str(each.job_id)] = job.name
                 if job.cancelled is not None:
