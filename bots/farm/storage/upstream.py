@@ -208,7 +208,10 @@ class Upstream:
         call = self.channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
-        found: M = await call(request, timeout=ANSWER_WITHIN, wait_for_ready=True)
+        found: M | None = await call(request, timeout=ANSWER_WITHIN, wait_for_ready=True)
+        if found is None:  # by which gRPC tells that the answer is no such message
+            said = f"what it answers to {method.rpartition('/')[2]} is no {answer.DESCRIPTOR.name}"
+            raise grpc.aio.AioRpcError(StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=said)
         return found
 
     def _remember(self, digest: Digest, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A client that neither reads nor writes on has no place that others wait for. The storage is one of the test."""
+"""Clients that stand still, and storage that answers rubbish. The storage is one of the test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bots.farm.storage import passthrough
-from bots.farm.storage.upstream import BYTESTREAM
+from bots.farm.storage.upstream import BYTESTREAM, CAS, Digest, Upstream
 
 PIECE, PIECES = b"x" * 2**20, 64
 SERVICE = BYTESTREAM.strip("/")
@@ -26,9 +26,9 @@ async def take(pieces: AsyncIterator[bytes], _: Any) -> bytes:
     return b"%d" % len([piece async for piece in pieces])
 
 
-async def served(handlers: dict[str, grpc.RpcMethodHandler]) -> tuple[grpc.aio.Server, str]:
+async def served(handlers: dict[str, grpc.RpcMethodHandler], service: str = SERVICE) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, f"127.0.0.1:{port}"
@@ -85,3 +85,21 @@ def test_a_stream_that_stands_still_is_ended_and_its_place_is_free(
     assert found == [PIECES * len(PIECE), 2]
     assert [log["log_level"] for log in logs] == ["warning"]
     assert code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_storage_that_answers_rubbish_counts_as_away() -> None:
+    async def rubbish(*_: Any) -> bytes:
+        return b"\xff\xff"
+
+    async def asked() -> grpc.aio.AioRpcError:
+        single = grpc.unary_unary_rpc_method_handler(rubbish)
+        storage, address = await served({"FindMissingBlobs": single}, CAS.strip("/"))
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await Upstream(channel).missing([Digest("0" * 64, 1)])
+        await storage.stop(None)
+        return refused.value
+
+    error = asyncio.run(asked())
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "what it answers to FindMissingBlobs is no FindMissingBlobsResponse"
