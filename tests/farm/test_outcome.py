@@ -1,6 +1,7 @@
 """The table of what a client is told, the lines for clients, and what the commands refuse."""
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -461,6 +462,19 @@ def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, mon
     assert told[1] == "exit code 70: buildbox-run is not on its bot's machine"
     (told,) = [outcome.response(F, "exit code 127", outcome.left(None), job="1").status]
     assert told.message == "exit code 127: its bot could not start leasehold-action"
+
+
+def test_an_action_ends_by_sigpipe_as_it_does_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores some signals, and what a program ignores when it starts another one, that ignores too."""
+    runner = tmp_path / "runner"
+    runner.write_text('#!/bin/sh\ngrep SigIgn /proc/$$/status > "$HOME/ignored"\ncat > "$HOME/action-result"\n')
+    runner.chmod(0o755)
+    monkeypatch.setattr(run_action, "program", lambda _: str(runner))
+    monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "result"))
+    # The runner copies its input, which is empty, and so is the message of an action that has succeeded.
+    assert run_action.main([f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]) == 0
+    ignored = int((tmp_path / "ignored").read_text().split()[1], 16)
+    assert [each for each in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> (each - 1) & 1] == []
 
 
 def test_all_who_wait_for_an_action_see_each_change_and_what_has_ended_its_watch() -> None:

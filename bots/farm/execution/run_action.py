@@ -14,6 +14,7 @@ import argparse
 import binascii
 import json
 import os
+import signal
 import sys
 
 from bots.farm.storage.programs import RUNNER, program
@@ -112,8 +113,9 @@ def _run(runner: str, given: argparse.Namespace, work: str) -> int:
     # A directory of PATH that cannot be read makes the runner abort.
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": work, "TMPDIR": os.environ.get("TMPDIR", work)}
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    _, status = os.waitpid(os.posix_spawn(runner, command, environ, file_actions=[nothing]), 0)
-    return os.waitstatus_to_exitcode(status)
+    # Python ignores these two, and what it starts would ignore them too: `yes | head -1` in an action would fail.
+    child = os.posix_spawn(runner, command, environ, file_actions=[nothing], setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _files(given: argparse.Namespace) -> dict[str, str]:
