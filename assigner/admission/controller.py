@@ -23,7 +23,7 @@ from schema.accounting import fair_share as fair_share_reads
 from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.clock import Monotonic
 from schema.moves.grant import Amounts
-from schema.moves.waiting.hold import SkippedJob, delete_skips, skip
+from schema.moves.waiting.rate_skips import SkippedJob, delete_skips, skip
 from schema.picking import constrained
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId, QueueScan
 from schema.picking.constrained_front import Front, read_front

@@ -21,10 +21,11 @@ from assigner.api.selection import Selection, audited, select
 from schema import validation
 from schema.fields import Moment, Name
 from schema.moves.submit_again import MAX_REQUEUE_KEY_BYTES
-from schema.moves.waiting import hold as hold_moves
+from schema.moves.waiting import requeue as requeue_moves
 from schema.moves.waiting import reschedule as reschedule_moves
-from schema.moves.waiting.hold import MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
+from schema.moves.waiting.hold import HoldResult, park, unpark
 from schema.moves.waiting.priority import Prioritised, set_priority, set_priority_where
+from schema.moves.waiting.requeue import MAX_REQUEUED, REQUEUEABLE, Requeued
 from schema.moves.waiting.reschedule import Rescheduled
 from schema.postgres.connection import Connection
 from schema.tenancy.tokens import Principal
@@ -114,7 +115,7 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
 
     def work(connection: Connection) -> models.RequeueAnswer:
         def act(ids: Sequence[str]) -> list[Requeued]:
-            return hold_moves.requeue(
+            return requeue_moves.requeue(
                 connection,
                 ids,
                 instances=None,

@@ -333,7 +333,7 @@ class PriorityAgeAssigner:
         return not cycle.deferred
 
     def _part_of(self, slot: int, slots: int) -> Part:
-        """Return a part of the fleet that belongs to the slot. Holders of other slots do not place there."""
+        """Return a part of the fleet that belongs to the slot, where all assigners know of equally many slots."""
         of_each = ceil(PARTS / slots)
         return Part(slot + slots * self._chance.randrange(of_each), slots * of_each)
 

@@ -8,7 +8,7 @@ import structlog
 from assigner import metrics
 from assigner.maintenance.webhooks import DEFERRED, RETURNED, Webhooks
 from schema.clock import Monotonic, Throttle
-from schema.moves.waiting.hold import defer, return_deferred
+from schema.moves.waiting.overflow import defer, return_deferred
 from schema.policy import queue_limits
 from schema.policy.queue_limits import OverflowState
 from schema.postgres import advisory

@@ -185,7 +185,7 @@ def _declare_instances(connection: Connection, settings: PoolSettings) -> bool:
     declarations.replace(connection, "lock", (f"{each.name}/{lock}" for each in named for lock in each.locks))
     declarations.replace(connection, "pool-limit", limits)
     if shares := {each.name: each for each in named if each.is_given}:
-        accounts.declare(connection, shares, actor=ACTOR, reason=REASON)
+        accounts.put_accounts(connection, shares, actor=ACTOR, reason=REASON)
     if limits:
         accounts.limit_pool(connection, PoolLimits.model_validate(limits), actor=ACTOR, reason=REASON)
     return is_whole

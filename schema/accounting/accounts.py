@@ -242,11 +242,6 @@ def pool_limits(connection: Connection) -> dict[str, counters.Counter]:
     return {key: found.get(name, counters.Counter()) for key, name in OF_POOL.items()}
 
 
-def declare(connection: Connection, wanted: Mapping[str, Account], *, actor: str, reason: str) -> None:
-    """Store the accounts of the configuration. Other instances, and fields that it omits, keep their values."""
-    put_accounts(connection, wanted, actor=actor, reason=reason)
-
-
 def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[str, float | None]:
     """Set the limits that differ from the stored ones, in the order of counter names; returns these."""
     patterns = sorted(name for name in limits if limit_patterns.is_pattern(name))

@@ -275,13 +275,11 @@ def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
         connection.execute(SETTLE, {"spent": json.dumps([asdict(each) for each in spent])})
 
 
-def limit(connection: Connection, name: str, most: float | None) -> None:
-    """Set the limit of a counter, None = unlimited. An amount in use above the limit stays."""
-    limit_all(connection, {name: most})
-
-
 def limit_all(connection: Connection, wanted: Mapping[str, float | None]) -> None:
-    """Set the limits of counters as `limit` does, in as many statements for many as for one."""
+    """Set the limits of counters, None = unlimited. An amount in use above the limit stays.
+
+    It takes as many statements for many as for one.
+    """
     if not wanted:
         return
     stored = sorted({stored_counter(name) for name in wanted})

@@ -11,16 +11,17 @@ locked rows.
     leased -> running: acknowledge.acknowledge
     leased, running, cancelling -> succeeded, failed, cancelled, dead, queued: end.end
     leased, running -> queued: preempt.preempt (through end), sessions.expire, sessions.open_sessions
-    an attempt that was charged to its job is not counted: sessions.open_sessions
+    an attempt that an expiry charged to its job is taken back: sessions.open_sessions
     leased, running -> cancelling: cancel.cancel        queued, parked, deferred, blocked -> cancelled: cancel.cancel
-    queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred
-    queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue
+    queued -> deferred: overflow.defer                  deferred -> queued: overflow.return_deferred
+    queued -> parked: hold.park, rate_skips.skip        parked -> queued: hold.unpark, requeue.requeue
     queued -> dead: timeouts.time_out, timeouts.age_out blocked -> queued, cancelled: dependencies.unblock_due
     queued -> queued: pause.set_aside, pause.set_aside_ready, pause.make_ready, backoff.promote
     queued -> queued: priority.review_waiting, priority.reprice, reschedule.reschedule, submit.submit
     rests of queues: backoff.rest_queues, backoff.wake_queues, backoff.wake_queues_for_bots
 
-`backoff`, `hold`, `pause`, `priority`, `reschedule` and `timeouts` are in `waiting/`.
+`backoff`, `hold`, `overflow`, `pause`, `priority`, `rate_skips`, `requeue`, `reschedule` and `timeouts` are in
+`waiting/`.
 
 It imports `schema.picking`, `schema.fleet`, `schema.accounting`, `schema.policy` and what these import. Read first:
 grant.py and end.py.

@@ -235,22 +235,20 @@ def grant(
     assigner: str | Sequence[str],
     strategy: str,
     ack: float,
-    notify: bool = True,
     again: bool = False,
     cooldown: Cooldown = EVICTION_COOLDOWN,
     taken: Mapping[int, Amounts] = NO_AMOUNTS,
     on_kept: bool = False,
     policy: int | None = None,
 ) -> list[Granted]:
-    """Grant the placements that are still possible; the others have lost a race, and their jobs are unchanged.
+    """Grant the placements that are still possible and wake the calls of their bots; the others have lost a race, and
+    their jobs are unchanged.
 
     A placement is possible if the bot is healthy, has room, may have the job and is not locked by another transaction,
     and if the quota of the job's instance allows it. The caller has locked the jobs.
 
     assigner: the name of who chose, one for all or one for each.
     ack: seconds within which the bot has to acknowledge.
-    notify: wake the bots' long polls. Without it the caller tells the bots of their leases before the transaction ends,
-        and the leases count as delivered.
     again: this transaction may hold locks on quotas. Then quotas that others have locked count as used up, because to
         wait for them out of order could deadlock.
     taken: amounts of counters that the leases of constrained jobs take, by job. The caller charges the counters.
@@ -260,7 +258,7 @@ def grant(
     if not placements:
         return []
     values = {
-        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify, taken=taken),
+        **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=True, taken=taken),
         **cooldown.values(),
         "on_kept": on_kept,
         "policy": policy,
@@ -284,7 +282,7 @@ def grant_locked(
     cooldown: Cooldown,
     policy: int | None = None,
 ) -> list[FetchedLease]:
-    """Grant as `grant` does, with `again` and without `notify`, for bots of a cohort whose calls are being settled.
+    """Grant as `grant` does, with `again`, for bots of a cohort whose calls are being settled: the answers tell them.
 
     The caller has locked the bots, found them healthy, and writes their rows later. Since then it has picked jobs that
     the kinds of the bots can run, so that this is not checked again.

@@ -171,9 +171,9 @@ WHERE j.id = :id
 
 @dataclass(eq=False, slots=True)
 class ConstrainedQueue:
-    """A queue of constrained jobs. It is not frozen, which would make it take four times as long: a cycle makes one
-    for each queue. Nobody changes it.
+    """The ready jobs of one cohort, instance and requirement set that have equal constraints.
 
+    Nobody changes it. It is not frozen, which would make it take four times as long: a cycle makes one for each queue.
     """
 
     id: QueueId

@@ -102,7 +102,7 @@ class Connection:
         return found
 
     def allow(self, seconds: float) -> None:
-        """Let statements of this transaction for which the server has another limit take up to so many seconds."""
+        """Wait up to `seconds` for each statement of this transaction. The caller has told the server the same."""
         self.session.allow(seconds)
 
     @contextmanager

@@ -377,9 +377,9 @@ def session_settings(settings: DatabaseSettings) -> dict[str, str]:
     A role or a database may have others. Times are read in ISO alone, and text that is written by the usual rules would
     be read by others.
 
-    Every statement of Leasehold has an index that serves it, so sequential and bitmap scans are off. Otherwise a plan
-    made while the tables were empty, or before their first ANALYZE, would read grown tables whole, for a minute or
-    more.
+    Statements are written for scans of indexes, so sequential and bitmap scans are off; the few that read a whole table
+    say so. Otherwise a plan made while the tables were empty, or before their first ANALYZE, would read grown tables
+    whole, for a minute or more.
     """
     return {
         "search_path": SEARCH_PATH,

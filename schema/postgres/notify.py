@@ -98,8 +98,6 @@ FLAG_TIMEOUT = 0.05
 #: Seconds for which a flag stays up after its last holder left, so that a pool that is often idle briefly does not
 #: toggle it.
 LINGER = 1.0
-#: Longest payload of one NOTIFY in bytes; PostgreSQL refuses 8,000.
-MAX_KEYS_BYTES = 7_900
 #: Bounds in seconds of the random wait before a reconnect: at first up to the first one, which doubles each time, at
 #: most up to the last one.
 RECONNECT_FIRST, RECONNECT_LAST = 0.1, 2.0
@@ -121,9 +119,7 @@ def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> None:
     It is sent with the next statement, or with COMMIT. If the keys do not fit into one notification, it is sent without
     keys, which means that anything may have changed.
     """
-    joined = ",".join(keys)
-    fits = len(joined.encode()) <= MAX_KEYS_BYTES
-    connection.execute_later(WAKE, {"topic": topic, "keys": joined if fits else ""})
+    connection.execute_later(WAKE, {"topic": topic, "keys": ",".join(keys)})
 
 
 def queue_usage(connection: Connection) -> float:

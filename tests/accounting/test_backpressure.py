@@ -280,7 +280,7 @@ def test_a_look_that_gives_nothing_says_why(pool: Pool) -> None:
     advise(pool, None, allowed=False)
     pool.assigner().run_once()
     assert (more("queues_closed", "gate", "backpressure"), more("picks_empty", "reason", "backpressure")) == (1, 1)
-    pool.database.run(lambda c: counters.limit(c, "pool:jobs", 1))
+    pool.database.run(lambda c: counters.limit_all(c, {"pool:jobs": 1}))
     pool.assigner().run_once()
     assert more("picks_empty", "reason", "concurrency") == 1
     assert len(bot.take()) == 1

@@ -19,7 +19,7 @@ from tests.support.race import Race
 
 def limited(pool: Pool, most: int | None, **reserves: int) -> None:
     """Let the pool run at most so many jobs, and keep some of them for classes."""
-    pool.database.run(lambda c: counters.limit(c, "pool:jobs", most))
+    pool.database.run(lambda c: counters.limit_all(c, {"pool:jobs": most}))
     for name, jobs in reserves.items():
         kept(pool, name, jobs)
 

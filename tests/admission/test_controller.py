@@ -152,7 +152,7 @@ def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
     filled(pool, [1] * 8, jobs=90)
     for nth in range(4):
         Tenancy(pool).quota(f"i-{nth}", maximum=1)
-        pool.database.run(lambda c, nth=nth: counters.limit(c, f"instance:i-{nth + 4}:cost", 1.5))
+        pool.database.run(lambda c, nth=nth: counters.limit_all(c, {f"instance:i-{nth + 4}:cost": 1.5}))
     estimate_all(pool, 2)
     pool.bot(capacity=500)
     read = counted(monkeypatch)

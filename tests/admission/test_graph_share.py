@@ -148,7 +148,7 @@ def test_two_assigners_do_not_both_start_as_many_jobs_as_graphs_may_run(
 ) -> None:
     """Whoever comes second finds the limit reached and begins anew."""
     for name in counted:
-        pool.database.run(lambda c, name=name: counters.limit(c, name, None))
+        pool.database.run(lambda c, name=name: counters.limit_all(c, {name: None}))
     for instance, graph in zip(("one", "two"), graphs, strict=True):
         pool.bot(f"bot-{instance}", instance=instance, capacity=50)
         pool.submit(20, terms={"graph": graph}, instance=instance)
@@ -160,7 +160,7 @@ def test_two_assigners_do_not_both_start_as_many_jobs_as_graphs_may_run(
 
 
 def test_the_pool_runs_no_more_than_it_may_and_that_is_what_graphs_share(pool: Pool) -> None:
-    pool.database.run(lambda c: counters.limit(c, "pool:jobs", 8))
+    pool.database.run(lambda c: counters.limit_all(c, {"pool:jobs": 8}))
     for graph in ("1", "2", "3", "4"):
         pool.submit(10, terms={"graph": graph})
     pool.bot(capacity=50)
@@ -171,7 +171,7 @@ def test_the_pool_runs_no_more_than_it_may_and_that_is_what_graphs_share(pool: P
 def test_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> None:
     empty = pool.row("SELECT * FROM scheduler_stats")
     assert tuple(empty) == (0, 0, None, {}, {})
-    pool.database.run(lambda c: counters.limit(c, "pool:jobs", 8))
+    pool.database.run(lambda c: counters.limit_all(c, {"pool:jobs": 8}))
     assigner = scheduling(pool, OrderingSettings(kind="graph"))
     pool.bot(capacity=3)
     pool.submit()

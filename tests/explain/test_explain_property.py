@@ -12,7 +12,7 @@ from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
 from schema.accounting import counters, rates
-from schema.moves.waiting.hold import defer
+from schema.moves.waiting.overflow import defer
 from schema.policy import meters, time_windows
 from schema.policy.time_windows import WindowSettings
 from schema.postgres.statements import Statement
@@ -197,7 +197,7 @@ def build(pool: Pool, world: World) -> str:
         for _ in range(world.evicted):
             tenancy.evicted(instance)
     for name, most in world.limits.items():
-        pool.database.run(lambda c, name=name, most=most: counters.limit(c, name, most))
+        pool.database.run(lambda c, name=name, most=most: counters.limit_all(c, {name: most}))
     if world.window:
         window(pool, **world.window)
     for used in world.empty:

@@ -258,7 +258,7 @@ def worked(bot: Bot, held: list[dict[str, object]], chance: random.Random) -> li
 @pytest.mark.long
 def test_all_at_once_every_job_comes_to_its_end(pool: Pool) -> None:
     chance = random.Random(0)
-    pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 12))
+    pool.database.run(lambda c: counters.limit_all(c, {"owner:default:ann:cost": 12}))
     policy = priority_classes.Policy(starvation_seconds=0.001, max_queue_size=5)
     pool.database.run(lambda c: priority_classes.put_policy(c, policy, actor="test"))
     bots = [pool.bot(f"bot-{n}", capacity=4) for n in range(2)]
@@ -288,7 +288,7 @@ def test_all_at_once_every_job_comes_to_its_end(pool: Pool) -> None:
             )
             reprice(pool.database, actor="test")
         if step == 60:
-            pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", None))
+            pool.database.run(lambda c: counters.limit_all(c, {"owner:default:ann:cost": None}))
         held = [worked(bot, mine, chance) for bot, mine in zip(bots, held, strict=True)]
         if not submitting and not pool.rows("SELECT FROM jobs WHERE finished_at IS NULL LIMIT 1"):
             break

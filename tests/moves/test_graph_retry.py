@@ -12,7 +12,7 @@ from schema.graphs import with_roots
 from schema.moves import graph_retry, graphs
 from schema.moves.graph_retry import GraphEdge, GraphNode, RetriedGraph, plan_retry
 from schema.moves.graphs import SubmittedGraph
-from schema.moves.waiting.hold import Requeued, requeue
+from schema.moves.waiting.requeue import Requeued, requeue
 from schema.postgres.connection import Connection
 from schema.requests import GraphRequest
 from tests.support.pool import Bot, Pool, active, completed, taken

@@ -9,8 +9,9 @@ import pytest
 from leasehold.errors import Conflict, Forbidden, LeaseholdError, NotFound, QueueFull
 
 from schema.moves.cancel import Cancelled
-from schema.moves.waiting import hold
-from schema.moves.waiting.hold import HoldResult, Requeued
+from schema.moves.waiting import requeue as requeue_moves
+from schema.moves.waiting.hold import HoldResult
+from schema.moves.waiting.requeue import Requeued
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from tests.support.http import JOB, OTHER, Answer, Gateway, audited, call, final, in_turn, submitted
@@ -181,7 +182,7 @@ def requeue(
     pool: Pool, *jobs: str, key: str | None = None, ceiling: int | None = None, repeat: bool = True
 ) -> list[Requeued]:
     given: dict[str, Any] = {"instances": None, "ceiling": ceiling, "key": key, "reason": None, "actor": "test"}
-    return pool.database.run(lambda c: hold.requeue(c, jobs, **given, repeat=repeat))
+    return pool.database.run(lambda c: requeue_moves.requeue(c, jobs, **given, repeat=repeat))
 
 
 def payload(pool: Pool, job: str) -> Any:

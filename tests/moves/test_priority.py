@@ -9,8 +9,9 @@ import pytest
 
 from schema.moves.cancel import cancel
 from schema.moves.waiting import hold
-from schema.moves.waiting.hold import requeue, unpark
+from schema.moves.waiting.hold import unpark
 from schema.moves.waiting.priority import ManyPrioritised, Prioritised, set_priority, set_priority_where
+from schema.moves.waiting.requeue import requeue
 from schema.postgres.connection import Connection
 from tests.support.http import JOB, OTHER, Answer, Gateway, call, in_turn, submitted
 from tests.support.http import JOB_COMMANDING as ONE

@@ -15,7 +15,7 @@ from tests.support.tenancy import Tenancy, used
 
 
 def limit(pool: Pool, name: str, most: float) -> None:
-    pool.database.run(lambda c: counters.limit(c, name, most))
+    pool.database.run(lambda c: counters.limit_all(c, {name: most}))
 
 
 def test_a_lock_is_held_by_one_job_at_a_time_and_keeps_nobody_behind_it_waiting(pool: Pool) -> None:

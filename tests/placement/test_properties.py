@@ -17,7 +17,7 @@ from bots.agent.agent import AgentSettings
 from schema.moves.grant import Placement
 from schema.moves.retention import delete_unused_platforms
 from schema.moves.waiting.backoff import stop_preferring
-from schema.moves.waiting.hold import requeue
+from schema.moves.waiting.requeue import requeue
 from schema.picking import ready
 from schema.picking.pick import Order
 from schema.picking.ready import Scope

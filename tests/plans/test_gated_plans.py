@@ -25,7 +25,7 @@ from schema.moves.grant import Placement, grant
 from schema.moves.preempt import release_kept_units
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.submit import submit
-from schema.moves.waiting.hold import defer
+from schema.moves.waiting.overflow import defer
 from schema.moves.waiting.priority import reprice, review_waiting
 from schema.picking import for_bot, preemption, queues, ready
 from schema.picking.constrained import MOST_IN_WINDOWS

@@ -9,7 +9,7 @@ from leasehold.states import EndKind, end_kind
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit
 from schema.moves.waiting import timeouts
-from schema.moves.waiting.hold import requeue
+from schema.moves.waiting.requeue import requeue
 from schema.policy.ceilings import CeilingTerms, remove_ceilings, set_ceilings
 from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest

@@ -360,7 +360,7 @@ def test_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> Non
 
 
 def test_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go_on(pool: Pool) -> None:
-    pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 5))
+    pool.database.run(lambda c: counters.limit_all(c, {"owner:default:ann:cost": 5}))
     anns = of_class(pool, 4, owner="ann", estimated_cost=2)
     (bobs,) = of_class(pool, owner="bob", estimated_cost=2)
     bot = pool.bot(capacity=10)

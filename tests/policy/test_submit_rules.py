@@ -20,8 +20,8 @@ from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
-from schema.moves.waiting.hold import requeue
 from schema.moves.waiting.priority import set_priority
+from schema.moves.waiting.requeue import requeue
 from schema.policy import priority_classes
 from schema.policy.ceilings import CeilingTerms, set_ceilings
 from schema.policy.schedule_changes import Author, put_schedule

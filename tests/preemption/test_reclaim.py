@@ -384,7 +384,7 @@ def test_nothing_is_stopped_for_a_job_whose_gates_are_closed_or_that_takes_of_wh
     pool: Pool, below: Tenancy, limits: dict[str, float], request_: dict[str, Any]
 ) -> None:
     share(pool, "team-a", **limits)
-    pool.database.run(lambda c: counters.limit(c, "lock:team-a:tree", 0))
+    pool.database.run(lambda c: counters.limit_all(c, {"lock:team-a:tree": 0}))
     occupied(pool, resources={"cpu_milli": 100})
     pool.submit(instance="team-a", **request_)
     assign(pool)

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 from structlog.testing import capture_logs
 
 from assigner import logs
-from schema.moves.waiting.hold import requeue
+from schema.moves.waiting.requeue import requeue
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.tenancy.restored import continue_fences

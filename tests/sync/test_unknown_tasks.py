@@ -10,7 +10,7 @@ from assigner.queries import jobs
 from bots.protocol import MAX_TASK, MAX_TASKS_BYTES, OpenSession
 from schema.fleet.kinds import TASK, Offer, Wanted, clauses
 from schema.moves.reassign import require_tasks
-from schema.moves.waiting import hold
+from schema.moves.waiting.requeue import requeue
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, completed
 from tests.support.race import Race, cancel, outcome
@@ -133,7 +133,7 @@ def test_a_call_given_back_insists_and_a_requeued_one_asks_as_submitted(pool: Po
     new.sync(completed(work, "released"), status="gone")
     cancel(pool, job)
     (requeued,) = pool.database.run(
-        lambda c: hold.requeue(c, [job], instances=None, ceiling=None, key=None, reason=None, actor="test")
+        lambda c: requeue(c, [job], instances=None, ceiling=None, key=None, reason=None, actor="test")
     )
     assert given_jobs(pool, old) == [requeued.successor]
 
