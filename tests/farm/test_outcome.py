@@ -464,8 +464,8 @@ def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, mon
     assert told.message == "exit code 127: its bot could not start leasehold-action"
 
 
-def test_an_action_ends_by_sigpipe_as_it_does_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python ignores some signals, and what a program ignores when it starts another one, that ignores too."""
+def test_the_runner_ignores_no_signal_because_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program ignores when it starts another one, that ignores too. buildbox-run 1.4 ignores SIGPIPE itself."""
     runner = tmp_path / "runner"
     runner.write_text('#!/bin/sh\ngrep SigIgn /proc/$$/status > "$HOME/ignored"\ncat > "$HOME/action-result"\n')
     runner.chmod(0o755)

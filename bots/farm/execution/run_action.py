@@ -113,7 +113,7 @@ def _run(runner: str, given: argparse.Namespace, work: str) -> int:
     # A directory of PATH that cannot be read makes the runner abort.
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": work, "TMPDIR": os.environ.get("TMPDIR", work)}
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    # Python ignores these two, and what it starts would ignore them too: `yes | head -1` in an action would fail.
+    # Python ignores these two, and what it starts would ignore them too. `subprocess` gives them back as well.
     child = os.posix_spawn(runner, command, environ, file_actions=[nothing], setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
