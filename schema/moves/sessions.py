@@ -286,7 +286,7 @@ def open_sessions(
 
     tries: the end of each lease is tried first. One that cannot end now, as somebody holds a row or one is wrong, stays
         as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that session.
-        Such a bot has the resources that it declared before.
+        Such a bot has the resources that it declared before. What was charged stays so if it cannot be taken back.
     """
     advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
@@ -302,7 +302,9 @@ def open_sessions(
     new = [each for each in openings if each.name not in found]
     if not new:
         return [found[each.name] for each in openings]
-    _forgive(connection, [(bots[each.name].id, each) for each in new])
+    forgive = partial(_forgive, connection, [(bots[each.name].id, each) for each in new])
+    if not tries or hindrance(connection, forgive, briefly=False) is None:
+        forgive()
     ended: dict[int, list[EndedAttempt]] = {}
     ends = {bots[each.name].id: _superseded(bots[each.name], each) for each in new if bots[each.name].held}
     for attempt in _end_all(connection, ends, tries=tries):

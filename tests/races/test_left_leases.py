@@ -104,3 +104,17 @@ def test_a_bot_leaves_while_one_of_its_leases_cannot_end(pool: Pool, impatient: 
     expire(pool)
     assert pool.job(held).state == "queued"
     assert pool.row("SELECT status FROM bots").status == "gone"
+
+
+def test_a_bot_that_was_cut_off_comes_back_while_the_job_of_its_charge_is_held(
+    pool: Pool, impatient: Pool, race: Race
+) -> None:
+    bot, held, _ = with_two(pool)
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    expire(pool)
+    assert pool.job(held).kills == 1
+    with race.first() as stranger:
+        stranger.connection.execute_sql(LOCK_JOB)
+        impatient.restarted(bot, capacity=2, cut_off=True)
+    assert pool.job(held).kills == 1
+    assert pool.row("SELECT status FROM bots").status == "ok"
