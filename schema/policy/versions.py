@@ -15,7 +15,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from leasehold.errors import NotFound
+from leasehold.errors import Conflict, NotFound
 from pydantic_core import to_json
 
 from schema import audit
@@ -32,6 +32,8 @@ STORED_CHANGES = 100
 SECTIONS = frozenset({"assigners", "quotas", "fair_share", "ordering", "checkers", "success", "fetch"})
 #: Seconds for which a change waits for another one; less than a statement may take.
 HELD_WITHIN = 8.0
+#: The error code of a change while the content of the version in force cannot be read.
+UNREADABLE = "policy_unreadable"
 
 Content = trials.Content
 
@@ -280,9 +282,12 @@ def note_change(
     """Make a version of what decides now and put it into force, if it differs from the one in force; return its number.
 
     The caller has called `hold` in this transaction, and has made the changes. settings: None = as in force. origin:
-    None = a rollback goes to the version in force.
+    None = a rollback goes to the version in force. Raises Conflict if the content of that one cannot be read.
     """
     parent, before = hold_content(connection)
+    if parent is not None and not _is_readable(before):
+        said = f"policy: the content of version {parent}, which is in force, cannot be read: wrong JSON is stored"
+        raise Conflict(UNREADABLE, f"{said}; put another one into force: see `leasehold policy activate`")
     content = read(connection, before.get("settings", {}) if settings is None else settings)
     if content == before:
         return None
@@ -373,6 +378,7 @@ def put_in_force(connection: Connection, wanted: Version, origin: Origin, *, act
         if content == before and parent is not None:
             return parent
         why = f"as version {wanted.id}, except {'; '.join(origin.kept) or 'what it does not know'}"
+        before = before if _is_readable(before) else {}
         made = make(content, parent=parent, before=before, actor=actor, reason=why[:500])
         put = connection.execute(_MAKE, made.row).scalar_one()
     _put_in_force(connection, put, origin)
@@ -404,10 +410,8 @@ def version(connection: Connection, id: int | None) -> Version:
     row = connection.execute(_ONE, {"id": id}).one_or_none()
     if row is None:
         raise NotFound("policy: there is no version yet" if id is None else f"policy: version {id} is not kept")
-    try:
-        dict(_leaves(row.content))
-    except (AttributeError, TypeError):
-        raise NotFound(f"policy: the content of version {row.id} cannot be read: wrong JSON is stored") from None
+    if not _is_readable(row.content):
+        raise NotFound(f"policy: the content of version {row.id} cannot be read: wrong JSON is stored")
     return _version(row._asdict())
 
 
@@ -456,6 +460,14 @@ def _without(content: Content, other: Content) -> Content:
         for part, sections in content.items()
         for found in [other.get(part, {})]
     }
+
+
+def _is_readable(content: Content) -> bool:
+    try:
+        dict(_leaves(content))
+        return {"settings", "limits"} <= set(content)
+    except (AttributeError, TypeError):
+        return False
 
 
 def _leaves(content: Content) -> Iterator[tuple[tuple[str, str], Any]]:

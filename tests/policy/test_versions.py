@@ -117,6 +117,19 @@ def test_wrong_json_of_one_version_hides_no_other_and_is_told(operator: httpx.Cl
     assert operator.get("/v1/policies/2").json()["content"]["limits"]["rate"]["cli"]["per_second"] == 2
 
 
+@pytest.mark.parametrize("wrong", ["7", "{}", '{"settings": {}, "limits": {"rate": 7}}'])
+def test_while_the_version_in_force_cannot_be_read_another_one_can_be_put_into_force(
+    operator: httpx.Client, pool: Pool, wrong: str
+) -> None:
+    for number in (1, 2):
+        operator.put("/v1/rates/cli", json={"per_second": number})
+    pool.change("UPDATE policies SET content = CAST(:wrong AS jsonb) WHERE id = 2", wrong=wrong)
+    answer = operator.put("/v1/rates/cli", json={"per_second": 3})
+    assert (answer.status_code, answer.json()["code"]) == (409, versions.UNREADABLE)
+    assert operator.post("/v1/policies/1/activate", json={}).json() == {"id": 1, "kept": []}
+    assert operator.put("/v1/rates/cli", json={"per_second": 3}).status_code == 200
+
+
 def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.Client, pool: Pool) -> None:
     operator.put("/v1/limits", json={"max_concurrent": 8})
     operator.put("/v1/classes/nightly", json={"points": -5})
