@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from math import ceil
 
 from assigner import metrics
@@ -22,7 +23,7 @@ from assigner.loops import Again, More
 from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.decision_sample import DecisionRecorder, DecisionSample, sample_decision
-from assigner.placement.fleet import Part
+from assigner.placement.fleet import SMALL, Part
 from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingDemand
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
@@ -101,8 +102,8 @@ class CycleResult:
 #: The most picks in one cycle. A pick is repeated if it only found queues that have to rest now. Jobs behind these must
 #: not wait for the next cycle, because as many queues may have rested enough by then.
 MAX_PICKS = 6
-#: The fleet is divided into at least this many parts. A large batch goes to one of them, because fewer bots then have
-#: to be written.
+#: The fleet is divided into at least this many parts, where they are large enough. A large batch goes to one of them,
+#: because fewer bots then have to be written.
 PARTS = 4
 #: Seconds for which what waiting jobs take is remembered; longer if reading them takes more than a tenth of that.
 WAITING_SECONDS = 1.0
@@ -327,14 +328,14 @@ class PriorityAgeAssigner:
         These place the same jobs, so that no job waits for this assigner.
         """
         if self._memory.batch.grown:
-            slots = concurrent_batches(self._settings.at_once)
+            slots = concurrent_batches(self._settings.at_once, bots=len(self._memory.fleet))
             slot = advisory.try_take_slot(connection, slots, chance=self._chance, among=self._served)
             cycle.deferred, cycle.part = slot is None, None if slot is None else self._part_of(slot, slots)
         return not cycle.deferred
 
     def _part_of(self, slot: int, slots: int) -> Part:
         """Return a part of the fleet that belongs to the slot, where all assigners know of equally many slots."""
-        of_each = ceil(PARTS / slots)
+        of_each = max(1, min(ceil(PARTS / slots), len(self._memory.fleet) // (SMALL * slots)))
         return Part(slot + slots * self._chance.randrange(of_each), slots * of_each)
 
     @property
@@ -514,6 +515,7 @@ class PriorityAgeAssigner:
         """
         strategy = self._settings.strategy
         attempt, attempts = 0, strategy.sampled.max_attempts
+        turn = partial(advisory.wait_for_turn, connection, among=self._served)
         while True:
             attempt, lost = attempt + 1, cycle.lost
             seen = samples.sample_snapshot(
@@ -522,6 +524,7 @@ class PriorityAgeAssigner:
                 sample_size=strategy.sampled.sample_size,
                 fleet=self._memory.fleet,
                 part=cycle.part,
+                wait_for_turn=None if cycle.holds_quotas or self._memory.conflicts.is_hindered else turn,
                 chance=self._chance,
                 inputs=strategy.inputs,
             )

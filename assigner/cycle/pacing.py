@@ -11,6 +11,7 @@ from leasehold.errors import NotReady
 
 from assigner.admission.gates import ReleaseTime
 from assigner.cycle.settings import AssignerSettings
+from assigner.placement.fleet import SMALL
 from schema.accounting.held_rows import SHORT_WAIT, HeldRows, held_rows
 from schema.accounting.rates import GATHER_SECONDS
 from schema.clock import Monotonic
@@ -99,9 +100,10 @@ class Batch:
             self._size = size * 2
 
 
-def concurrent_batches(configured: int | None) -> int:
-    """Return how many assigners may place large batches at the same time: as configured, or one for each core."""
-    return configured or max(MIN_CONCURRENT_BATCHES, os.cpu_count() or 0)
+def concurrent_batches(configured: int | None, *, bots: int) -> int:
+    """Return how many assigners may place large batches at the same time: as configured, or one for each core, where
+    the fleet has a part of its `bots` for each of them."""
+    return configured or max(MIN_CONCURRENT_BATCHES, min(os.cpu_count() or 0, bots // SMALL))
 
 
 # Caution after a conflict near a limit. Several assigners may plan with the same rest of a limit. One of them gets it,

@@ -29,9 +29,10 @@ class AssignerSettings(BaseModel):
     batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
         throughput under backlog and holds locks longer.
     at_once: the most assigners that place large batches at the same time, among those that serve the same jobs. Each of
-        them gets a part of the bots; the others try again about every half second. Unset means as many as this host has
-        cores, two at least. If there are more than the database server has cores, they wait for each other's jobs, bots
-        and quotas. Assigners that serve the same jobs should have the same number.
+        them gets a part of the bots, of at least 64, or they take turns where there are too few; the others try again
+        about every half second. Unset means as many as this host has cores, or as the fleet has such parts, two at
+        least. If there are more than the database server has cores, they wait for each other's jobs, bots and quotas.
+        Assigners that serve the same jobs should have the same number.
     instances: serve only these and the others of their pools; unset means all.
     cohorts: of a cohort assigner, which cohorts it serves, with a thread for each; unset means all.
     """

@@ -24,6 +24,8 @@ from schema.postgres.connection import Connection
 MANY_KINDS = 1000
 #: The most requirement sets that are remembered. If there are more, all of them are forgotten first.
 MAX_PLATFORMS = 10_000
+#: The fewest bots of a part. A batch would crowd a smaller one, beside bots that get nothing.
+SMALL = 64
 #: Refreshes after which all bots are read again.
 REFRESHES = 10_000
 

@@ -5,13 +5,13 @@ One module because what is drawn for a group depends on what the other groups of
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from math import ceil, sqrt
 from typing import TypeVar
 
-from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
+from assigner.placement.fleet import SMALL, Cell, Domain, Fleet, Part, joined, shuffled
 from assigner.placement.strategy import Group, Input, Snapshot, group_jobs, preference, with_phase
 from schema.fleet import candidates, localities, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
@@ -40,8 +40,6 @@ MAX_LOOKS = 4000
 #: Jobs from which on, and domains up to which, a batch is placed on a part of the fleet where nobody else places.
 #: Groups of many domains together need all bots. Groups of one domain, however many, can share a sample.
 CROWD, FEW = 20, 4
-#: The fewest bots of a part. A batch would crowd a smaller one, beside bots that get nothing.
-SMALL = 64
 #: Room is ample if it is this many times what the jobs take: jobs of one unit, and larger ones. Nearly half of the room
 #: of a bot may be too small for a job of several units.
 AMPLE, AMPLE_IF_LARGE = 1.5, 2.0
@@ -163,6 +161,10 @@ class FreeBots:
         if self._drawn:
             self._fleet.share = self._free / len(self._drawn)
 
+    def has_parts(self, part: Part) -> bool:
+        """Return whether the bots are so many that a part of them is large enough for a batch."""
+        return len(self._everything) >= SMALL * part.parts
+
     def read_part(self, part: Part, enough: Enough) -> bool:
         """Draw and read random bots of one part of the fleet until they are enough. Return whether they are; if not,
         they are dropped.
@@ -171,7 +173,7 @@ class FreeBots:
         take all jobs.
         """
         those = joined([cell.part(part) for cell in self._cells])
-        if len(those) < max(enough.sample, SMALL):
+        if len(those) < enough.sample:
             return False
         order = shuffled(those, self._chance)
         while not enough.are(self._free, self._units):
@@ -343,14 +345,16 @@ def _sample(
     chance: random.Random,
     reserving: Collection[int],
     part: Part | None = None,
+    wait_for_turn: Callable[[], None] | None = None,
 ) -> list[list[FreeBot]]:
     """Random free bots for each of these draws.
 
     part: the part of the fleet from which to draw; other bots are read if it has too few.
+    wait_for_turn: called before all bots are read because they are too few to be divided into parts.
     reserving: numbers of the draws that hide the room which their jobs need from the draws that follow.
     """
     free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
-    _first_draw(free, draws, sample_size=sample_size, part=part)
+    _first_draw(free, draws, sample_size=sample_size, part=part, wait_for_turn=wait_for_turn)
     found: list[list[FreeBot]] = [[] for _ in draws]
     short = list(range(len(draws)))
     for more in range(ROUNDS + 1):
@@ -366,13 +370,23 @@ def _sample(
     return found
 
 
-def _first_draw(free: FreeBots, draws: Sequence[Draw], *, sample_size: int, part: Part | None) -> None:
+def _first_draw(
+    free: FreeBots,
+    draws: Sequence[Draw],
+    *,
+    sample_size: int,
+    part: Part | None,
+    wait_for_turn: Callable[[], None] | None,
+) -> None:
     """Read bots for all of these draws together: of the part, if the batch is large and the part has enough of them,
-    otherwise of the whole fleet."""
+    otherwise of the whole fleet. If that is too small for parts, large batches take turns."""
     jobs = sum(draw.jobs for draw in draws)
     if part is not None and free.domains <= FEW and jobs >= CROWD:
         units, largest = sum(draw.jobs * draw.units for draw in draws), max(draw.units for draw in draws)
-        if free.read_part(part, Enough.of(jobs, sample=sample_size * free.domains, units=units, largest=largest)):
+        if not free.has_parts(part):
+            if wait_for_turn is not None:
+                wait_for_turn()
+        elif free.read_part(part, Enough.of(jobs, sample=sample_size * free.domains, units=units, largest=largest)):
             return
     free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
 
@@ -423,6 +437,7 @@ def sample_snapshot(
     fleet: Fleet,
     chance: random.Random,
     part: Part | None = None,
+    wait_for_turn: Callable[[], None] | None = None,
     inputs: Collection[Input] = (),
 ) -> Snapshot:
     """Candidates for every group of the jobs, read without locks, and what the strategy goes by beside them.
@@ -442,6 +457,7 @@ def sample_snapshot(
         sample_size=sample_size,
         chance=chance,
         part=part,
+        wait_for_turn=wait_for_turn,
         # Jobs that prefer some bots are in two groups. The second one hides nothing from others.
         reserving={nth for nth, group in enumerate(looked_for) if group.preferred is None},
     )

@@ -1,4 +1,4 @@
-"""Advisory locks: slots that limit how many transactions do something heavy, and the lock of sessions that open.
+"""Advisory locks: slots that limit how many transactions do something heavy, turns, and the lock of sessions that open.
 
 A transaction without a slot comes back later; none waits for one.
 """
@@ -13,6 +13,7 @@ TAKE_SLOT = Statement("""
 SELECT n FROM unnest(CAST(:slots AS integer[])) AS s (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.slot:' || :among), n) LIMIT 1
 """)
+WAIT_FOR_TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.turn:' || :among))")
 ANNOUNCE_SESSIONS = Statement("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
 TRY_BLOCK_NEW_SESSIONS = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
 TAKE_EXCLUSIVE = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
@@ -27,6 +28,14 @@ def try_take_slot(connection: Connection, slots: int, *, chance: random.Random, 
     wanted = {"slots": chance.sample(range(slots), slots), "among": among}
     slot: int | None = connection.execute(TAKE_SLOT, wanted).scalar_one_or_none()
     return slot
+
+
+def wait_for_turn(connection: Connection, *, among: str = "") -> None:
+    """Wait until no other transaction has the turn, and take it until this transaction ends.
+
+    Who waits may hold jobs, and no quota: the one whose turn it is may wait for quotas. among: name of the turn.
+    """
+    connection.execute(WAIT_FOR_TURN, {"among": among})
 
 
 def try_take_exclusive(connection: Connection) -> bool:

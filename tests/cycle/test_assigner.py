@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from assigner.admission.controller import AdmissionController
@@ -12,6 +13,7 @@ from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
 from assigner.cycle.pacing import HINDERED, LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
+from assigner.placement.fleet import SMALL
 from assigner.preemption.plan import QuotaSettings
 from schema.picking import ready
 from schema.picking.pick import Order
@@ -349,12 +351,47 @@ def test_each_slot_is_taken_once(pool: Pool) -> None:
             assert {taken(one, number), taken(other, number)} == expected
 
 
-@pytest.mark.parametrize(("cores", "number"), [(None, MIN_CONCURRENT_BATCHES), (1, MIN_CONCURRENT_BATCHES), (12, 12)])
-def test_there_are_as_many_slots_as_cores_unless_configured(
-    monkeypatch: pytest.MonkeyPatch, cores: int | None, number: int
+@pytest.mark.parametrize(
+    ("cores", "bots", "number"),
+    [
+        (None, 9000, MIN_CONCURRENT_BATCHES),
+        (1, 9000, MIN_CONCURRENT_BATCHES),
+        (12, 9000, 12),
+        (12, 6 * SMALL, 6),
+        (12, 0, MIN_CONCURRENT_BATCHES),
+    ],
+)
+def test_there_are_as_many_slots_as_cores_or_parts_of_the_fleet_unless_configured(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, bots: int, number: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert (concurrent_batches(None), concurrent_batches(3)) == (number, 3)
+    assert (concurrent_batches(None, bots=bots), concurrent_batches(3, bots=bots)) == (number, 3)
+
+
+def test_on_a_fleet_that_is_too_small_for_parts_a_large_batch_waits_for_another_one(pool: Pool, race: Race) -> None:
+    """Both want all bots. The second one to come would lose each of its placements to the first."""
+    for number in range(4):
+        pool.bot(f"bot-{number}", capacity=500)
+
+    def grown(of: Pool) -> PriorityAgeAssigner:
+        assigner = of.assigner(batch=2 * LEAST)
+        of.submit(LEAST)
+        assigner.run_once()
+        return assigner
+
+    def lost() -> float | None:
+        return REGISTRY.get_sample_value("leasehold_races_lost_total", {"kind": "grant"})
+
+    before, first_come = lost(), grown(pool)
+    with race.first() as ahead:
+        ahead_of_it = grown(ahead)
+        pool.submit(4 * LEAST)
+        ahead_of_it.run_once()
+        late = race.second(first_come.run_once, behind=ahead)
+        ahead.commit()
+        late.result()
+    assert pool.row("SELECT count(*) AS jobs FROM jobs WHERE state = 'leased'").jobs == 6 * LEAST
+    assert lost() == before
 
 
 def test_after_an_error_of_jobs_with_constraints_the_others_start(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from assigner.placement import sampling
-from assigner.placement.fleet import Fleet, Part
-from assigner.placement.sampling import AMPLE, CROWD, FEW, SMALL
+from assigner.placement.fleet import SMALL, Fleet, Part
+from assigner.placement.sampling import AMPLE, CROWD, FEW
 from assigner.placement.strategy import Snapshot
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
