@@ -19,17 +19,11 @@ from schema.sql import OF_CLIENTS
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
 # jobs that were deleted just before: they stay in the index until vacuum has removed them, and longer beside an old
 # snapshot. The row of a key that a submit holds is left: it gets the name of the job that the submit makes.
-#: A graph goes on with the results of the nodes that succeeded, so that their jobs age from its end on.
-_OF_NO_YOUNG_GRAPH = """NOT EXISTS (
-            SELECT FROM graph_nodes n JOIN graphs g ON g.id = n.graph
-            WHERE n.job_id = jobs.id AND coalesce(g.finished_at, 'infinity') >= now() - make_interval(secs => :age)
-            OFFSET 0)"""
 _DELETE_FINISHED = """
 WITH old AS MATERIALIZED (
     SELECT id, finished_at FROM jobs
     WHERE state = :state AND finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age)
         AND finished_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
-        AND {lone}
     ORDER BY state, finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ), payloads AS (DELETE FROM job_payloads WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
@@ -108,8 +102,8 @@ _JOURNAL = f""", kept AS MATERIALIZED (
 )"""
 #: By whether the jobs are written to the journal.
 DELETE_FINISHED = {
-    False: Statement(_DELETE_FINISHED.format(gone="id", journal="", lone=_OF_NO_YOUNG_GRAPH)),
-    True: Statement(_DELETE_FINISHED.format(gone="*", journal=_JOURNAL, lone=_OF_NO_YOUNG_GRAPH)),
+    False: Statement(_DELETE_FINISHED.format(gone="id", journal="")),
+    True: Statement(_DELETE_FINISHED.format(gone="*", journal=_JOURNAL)),
 }
 
 
@@ -144,10 +138,9 @@ def delete_finished(
     return Deleted(row.jobs, row.last, row.late)
 
 
-OLDEST_FINISHED = Statement(f"""
+OLDEST_FINISHED = Statement("""
 SELECT public_id, finished_at, extract(epoch FROM now() - finished_at) - :age AS late FROM jobs
 WHERE state = :state AND finished_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
-    AND {_OF_NO_YOUNG_GRAPH}
 ORDER BY state, finished_at LIMIT 1
 """)
 

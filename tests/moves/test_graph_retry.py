@@ -16,7 +16,7 @@ from schema.moves.waiting.requeue import Requeued, requeue
 from schema.postgres.connection import Connection
 from schema.requests import GraphRequest
 from tests.support.pool import Bot, Pool, active, completed, taken
-from tests.support.race import Race, cancel
+from tests.support.race import Race, cancel, retention
 
 
 def graph(pool: Pool, *nodes: dict[str, Any], **fields: Any) -> SubmittedGraph:
@@ -57,31 +57,6 @@ def graph_row(pool: Pool) -> tuple[str, bool]:
     return row.state, row.over
 
 
-def test_a_job_is_kept_for_its_graph_until_that_has_been_over_for_as_long(pool: Pool) -> None:
-    """A node that is tried again goes on with the results of its parents, however old these are."""
-    submitted, bot = graph(pool, {}, {"after": [1]}), pool.bot()
-    (first,) = pool.given(bot)
-    bot.sync(completed(first, result='{"built": 7}'))
-    old = "UPDATE jobs SET finished_at = now() - interval '2 days' WHERE finished_at IS NOT NULL"
-    pool.change(old)
-    pool.retention().run_once()
-    assert states(pool)[0] == "succeeded", "its child may ask for the result"
-    work_on(pool, bot, 2)
-    pool.change(old)
-    pool.retention().run_once()
-    retry(pool, submitted)
-    (again,) = pool.given(bot)
-    found = pool.database.run(lambda c: inputs_of(c, pool, again))
-    assert found == {"1": {"state": "succeeded", "result": {"built": 7}}}
-    bot.sync(completed(again))
-    pool.upkeep().run_once()
-    pool.change(old)
-    pool.change("UPDATE graphs SET finished_at = now() - interval '2 days'")
-    pool.retention().run_once()
-    assert pool.rows("SELECT FROM jobs WHERE state = 'succeeded'") == []
-
-
-@pytest.mark.breaks_invariants
 def test_a_result_that_is_kept_no_longer_is_not_taken_for_none(pool: Pool) -> None:
     graph(pool, {}, {"after": [1]})
     bot = pool.bot()
@@ -89,7 +64,7 @@ def test_a_result_that_is_kept_no_longer_is_not_taken_for_none(pool: Pool) -> No
     bot.sync(completed(first))
     (second,) = pool.given(bot)
     assert pool.database.run(lambda c: inputs_of(c, pool, second)) == {"1": {"state": "succeeded", "result": None}}
-    pool.change("DELETE FROM jobs WHERE public_id = CAST(:id AS uuid)", id=first["job"])
+    retention(pool)
     with pytest.raises(BadInput, match="the result of node 1 is kept no longer"):
         pool.database.run(lambda c: inputs_of(c, pool, second))
 

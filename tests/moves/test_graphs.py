@@ -21,7 +21,7 @@ from tests.support.pool import (
     taken,
     work_off,
 )  # fmt: skip
-from tests.support.race import Race, cancel
+from tests.support.race import Race, cancel, retention
 
 
 def test_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_for_ends(pool: Pool) -> None:
@@ -209,6 +209,19 @@ def test_a_cancelled_job_in_the_middle_of_a_graph_ends_as_its_edges_say(pool: Po
     cancel(pool, graph.jobs[2])
     assert states(pool, graph) == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "blocked"}
     assert work_off(pool, pool.bot(), graph) == [1, 4]
+
+
+def test_a_parent_that_is_no_more_has_still_done_its_part(pool: Pool) -> None:
+    """Retention may delete a finished job long before its graph is over."""
+    graph = submitted(pool, {1: [], 2: [], 3: [1, 2]})
+    bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
+    for left in (1, 0):
+        pool.assigner(batch=1).run_once()
+        (work,) = bot.take()
+        bot.sync(completed(work))
+        assert retention(pool) == 1
+        assert states(pool, graph)[3] == ("blocked" if left else "queued")
+    assert work_off(pool, bot, graph) == [3]
 
 
 def test_a_key_makes_a_graph_safe_to_repeat(pool: Pool) -> None:

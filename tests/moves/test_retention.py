@@ -217,7 +217,7 @@ def test_a_graph_goes_although_many_before_it_keep_their_jobs(pool: Pool, monkey
         graph = submitted(pool, {1: []})
         cancel(pool, graph.jobs[1])
     pool.upkeep().run_once()
-    pool.change("UPDATE graphs SET finished_at = now() - interval '2 h' + id * interval '1 s'")
+    pool.change("UPDATE graphs SET finished_at = now() - interval '1 h' + id * interval '1 s'")
     pool.change("UPDATE jobs SET finished_at = now() - interval '2 h' WHERE id = (SELECT max(id) FROM jobs)")
     pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
     monkeypatch.setattr("assigner.maintenance.retention.GRAPHS", 2)
@@ -235,7 +235,7 @@ def test_graphs_that_are_kept_are_not_looked_at_again_after_a_deletion(pool: Poo
     for graph in (kept, *others):
         cancel(pool, graph.jobs[1])
     pool.upkeep().run_once()
-    pool.change("UPDATE graphs SET finished_at = now() - interval '2 h' + id * interval '1 s'")
+    pool.change("UPDATE graphs SET finished_at = now() - interval '1 h' + id * interval '1 s'")
     pool.change("UPDATE jobs SET finished_at = now() - interval '2 h' WHERE id > (SELECT min(id) FROM jobs)")
     pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
     first = pool.database.run(lambda c: delete_graph(c, age=0, limit=2))
