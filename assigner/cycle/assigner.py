@@ -5,10 +5,9 @@ One module because a cycle is one transaction, whose steps share what the steps 
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from math import ceil
 
 from assigner import metrics
@@ -515,7 +514,6 @@ class PriorityAgeAssigner:
         """
         strategy = self._settings.strategy
         attempt, attempts = 0, strategy.sampled.max_attempts
-        turn = partial(advisory.wait_for_turn, connection, among=self._served)
         while True:
             attempt, lost = attempt + 1, cycle.lost
             seen = samples.sample_snapshot(
@@ -524,13 +522,20 @@ class PriorityAgeAssigner:
                 sample_size=strategy.sampled.sample_size,
                 fleet=self._memory.fleet,
                 part=cycle.part,
-                wait_for_turn=None if cycle.holds_quotas or self._memory.conflicts.is_hindered else turn,
+                wait_for_turn=self._turn(connection, cycle),
                 chance=self._chance,
                 inputs=strategy.inputs,
             )
             jobs = self._choose_and_grant(connection, seen, cycle, round_number=attempt)
             if not jobs or attempt > attempts or (attempt == attempts and cycle.lost == lost):
                 return jobs, samples.without_candidates(seen)
+
+    def _turn(self, connection: Connection, cycle: CycleResult) -> Callable[[str], None] | None:
+        """Return what waits for the turn among these kinds of bots; None where the one whose turn it is could wait for
+        this transaction, or where somebody holds a row."""
+        if cycle.holds_quotas or cycle.without_token is not None or self._memory.conflicts.is_hindered:
+            return None
+        return lambda kinds: advisory.wait_for_turn(connection, among=f"{self._served}/{kinds}")
 
     def _place_anywhere(
         self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult

@@ -117,7 +117,7 @@ class Expiry:
     def _end_singly(self, bot_id: int, until: float) -> bool:
         """End the leases of an expired session one by one; return whether each was tried before `until`."""
         for job_id in self._run(partial(held_jobs, bot_id=bot_id)):
-            if (bot_id, job_id) <= self._after_job_of:
+            if bot_id == self._after_job_of[0] and job_id <= self._after_job_of[1]:
                 continue
             if self._now() >= until:
                 return False

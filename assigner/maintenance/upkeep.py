@@ -238,9 +238,9 @@ class Upkeep(Rounds):
 
     def _duties_of_pauses(self) -> Iterator[Duty]:
         """What sets jobs aside that are paused, and makes them ready again."""
-        # Who resumes makes jobs ready at once. This looks at each job that is set aside.
-        yield Duty("resumed jobs", 10.0, self._walk(pause.make_ready))
-        yield Duty("paused jobs", 10.0, self._walk(pause.set_aside_ready))
+        # Who resumes makes the first jobs ready at once. This looks at each job that is set aside.
+        yield Duty("resumed jobs", 10.0, self._walk(pause.make_ready, limit=10 * LIMIT, pages=1))
+        yield Duty("paused jobs", 10.0, self._walk(pause.set_aside_ready, limit=LIMIT, pages=DELETIONS))
 
     def _duties_of_totals(self) -> Iterator[Duty]:
         """What compares totals with what they count, and counts what is shown."""
@@ -324,14 +324,14 @@ class Upkeep(Rounds):
         """A run in batches until one is not full, at most DELETIONS, because a long round delays other duties."""
         return lambda: all(self._database.run(batch) >= full for _ in range(DELETIONS))
 
-    def _walk(self, look: Callable[..., Walked]) -> Callable[[], bool]:
+    def _walk(self, look: Callable[..., Walked], *, limit: int, pages: int) -> Callable[[], bool]:
         """A run that looks at some pages of jobs, and goes on where the run before has ended."""
         after: Mapping[str, Any] | None = None
 
         def run() -> bool:
             nonlocal after
-            for _ in range(DELETIONS):
-                after = self._database.run(partial(look, after=after, limit=LIMIT)).after
+            for _ in range(pages):
+                after = self._database.run(partial(look, after=after, limit=limit)).after
                 if after is None:
                     break
             return after is not None

@@ -161,6 +161,11 @@ class FreeBots:
         if self._drawn:
             self._fleet.share = self._free / len(self._drawn)
 
+    @property
+    def kinds(self) -> str:
+        """Return a name for the kinds of these bots."""
+        return " ".join(map(str, sorted({cell.kind for cell in self._cells})))
+
     def has_parts(self, part: Part) -> bool:
         """Return whether the bots are so many that a part of them is large enough for a batch."""
         return len(self._everything) >= SMALL * part.parts
@@ -345,12 +350,12 @@ def _sample(
     chance: random.Random,
     reserving: Collection[int],
     part: Part | None = None,
-    wait_for_turn: Callable[[], None] | None = None,
+    wait_for_turn: Callable[[str], None] | None = None,
 ) -> list[list[FreeBot]]:
     """Random free bots for each of these draws.
 
     part: the part of the fleet from which to draw; other bots are read if it has too few.
-    wait_for_turn: called before all bots are read because they are too few to be divided into parts.
+    wait_for_turn: called with the name of their kinds before all bots are read, if they are too few for parts.
     reserving: numbers of the draws that hide the room which their jobs need from the draws that follow.
     """
     free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
@@ -376,7 +381,7 @@ def _first_draw(
     *,
     sample_size: int,
     part: Part | None,
-    wait_for_turn: Callable[[], None] | None,
+    wait_for_turn: Callable[[str], None] | None,
 ) -> None:
     """Read bots for all of these draws together: of the part, if the batch is large and the part has enough of them,
     otherwise of the whole fleet. If that is too small for parts, large batches take turns."""
@@ -385,7 +390,7 @@ def _first_draw(
         units, largest = sum(draw.jobs * draw.units for draw in draws), max(draw.units for draw in draws)
         if not free.has_parts(part):
             if wait_for_turn is not None:
-                wait_for_turn()
+                wait_for_turn(free.kinds)
         elif free.read_part(part, Enough.of(jobs, sample=sample_size * free.domains, units=units, largest=largest)):
             return
     free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
@@ -437,7 +442,7 @@ def sample_snapshot(
     fleet: Fleet,
     chance: random.Random,
     part: Part | None = None,
-    wait_for_turn: Callable[[], None] | None = None,
+    wait_for_turn: Callable[[str], None] | None = None,
     inputs: Collection[Input] = (),
 ) -> Snapshot:
     """Candidates for every group of the jobs, read without locks, and what the strategy goes by beside them.

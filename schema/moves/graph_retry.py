@@ -36,13 +36,21 @@ NODES = Statement("""
 SELECT n.node_no, n.job_id, n.outcome, n.callback, j.public_id, j.state, coalesce(j.attempts, 0) AS attempts
 FROM graph_nodes n LEFT JOIN jobs j ON j.id = n.job_id WHERE n.graph = :graph ORDER BY n.node_no
 """)
-# A repeated request is answered as the first one was, by the key of the submit that made the new job of each node.
+# A repeated request is answered as the first one was, by the keys of the submits that made jobs of its nodes, whether
+# these have been tried again since or not.
 MADE_BY = Statement("""
-SELECT n.node_no, j.public_id FROM graph_nodes n
-JOIN jobs j ON j.id = n.job_id
-JOIN job_payloads w ON w.job_id = n.job_id
-JOIN submit_keys k ON k.instance = j.instance AND k.key = 'requeue:' || CAST(:key AS text) || ':' || (w.origin->>'from')
-WHERE n.graph = :graph ORDER BY n.node_no
+WITH RECURSIVE made AS (
+    SELECT n.node_no, j.public_id, j.instance, w.origin->>'from' AS old
+    FROM graph_nodes n JOIN jobs j ON j.id = n.job_id JOIN job_payloads w ON w.job_id = j.id
+    WHERE n.graph = :graph AND w.origin->>'from' IS NOT NULL
+    UNION ALL
+    SELECT m.node_no, j.public_id, j.instance, w.origin->>'from'
+    FROM made m JOIN jobs j ON j.public_id = CAST(m.old AS uuid) JOIN job_payloads w ON w.job_id = j.id
+    WHERE w.origin->>'from' IS NOT NULL
+)
+SELECT m.node_no, m.public_id FROM made m
+JOIN submit_keys k ON k.instance = m.instance AND k.key = 'requeue:' || CAST(:key AS text) || ':' || m.old
+ORDER BY m.node_no
 """)
 EDGES = Statement("""
 SELECT p.node_no AS parent, c.node_no AS child, e.on_failure

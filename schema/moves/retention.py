@@ -9,6 +9,7 @@ from leasehold.states import JobState
 
 from schema.accounting.counters import OF_BOTS
 from schema.fleet.kinds import TASK
+from schema.moves.submit_again import OWN
 from schema.postgres.advisory import try_block_new_sessions
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -88,8 +89,8 @@ _JOURNAL = f""", kept AS MATERIALIZED (
             NOT EXISTS (SELECT FROM leases n WHERE n.job_id = k.id AND n.fence > l.fence) AS is_last
         FROM leases l LEFT JOIN bots b ON b.id = l.bot_id WHERE l.job_id = k.id OFFSET 0) l ON true
     LEFT JOIN LATERAL (
-        SELECT estimate, seconds, priority_inputs - 'penalty' AS own FROM job_constraints
-        WHERE job_id = k.id OFFSET 0) t ON true
+        SELECT c.estimate, c.seconds, {OWN.format(terms="c", job="k")} AS own FROM job_constraints c
+        WHERE c.job_id = k.id OFFSET 0) t ON true
     LEFT JOIN LATERAL (
         SELECT g.terms->>'job_class' AS class, g.terms->>'owner' AS owner
         FROM queues q JOIN constraint_sets g ON g.id = q.constraint_set

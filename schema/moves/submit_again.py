@@ -22,9 +22,12 @@ def _without(key: str, of: str) -> str:
     return f"CASE WHEN jsonb_typeof({of}) = 'object' THEN {of} - '{key}' ELSE {of} END"
 
 
-# It is not joined with what asks for it (OFFSET 0): each job is found by its id. A priority that an operator has set
-# stands against the points of a class or a service level; otherwise the new job has what these give now, later by the
-# penalty with which the old one was met.
+#: What makes the priority of the job {job} with the constraints {terms}. A priority that an operator has set stands
+#: against the points of a class or a service level.
+OWN = """CASE WHEN jsonb_typeof({terms}.priority_inputs) = 'object' AND {terms}.price <> {job}.priority
+            THEN {terms}.priority_inputs || jsonb_build_object('fixed', true) ELSE {terms}.priority_inputs END"""
+# It is not joined with what asks for it (OFFSET 0): each job is found by its id. The new job has the priority that
+# points give it now, later by the penalty with which the old one was met.
 #: A query of the request of job {job}, whose public id is {name}, in the form that `submit_many` takes; without its
 #: payload and its key. Which bots have imported the task is found out anew: nobody may submit that requirement.
 LIKE_JOB = (
@@ -44,8 +47,9 @@ LIKE_JOB = (
     + """,
         'prefer_seconds', e.prefer_seconds,
         'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds,
-        'own', CASE WHEN jsonb_typeof(t.priority_inputs) = 'object' AND t.price <> j.priority
-            THEN t.priority_inputs || jsonb_build_object('fixed', true) ELSE t.priority_inputs END,
+        'own', """
+    + OWN.format(terms="t", job="j")
+    + """,
         'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
     FROM jobs j

@@ -1,6 +1,6 @@
 """Advisory locks: slots that limit how many transactions do something heavy, turns, and the lock of sessions that open.
 
-A transaction without a slot comes back later; none waits for one.
+A transaction without a slot comes back later; none waits for one. Who wants a turn waits.
 """
 
 import random
@@ -13,7 +13,10 @@ TAKE_SLOT = Statement("""
 SELECT n FROM unnest(CAST(:slots AS integer[])) AS s (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.slot:' || :among), n) LIMIT 1
 """)
+# Those ahead are at work, each for as long as a large batch takes, and are no reason to go round what they hold.
+WAIT_LONGER = Statement("SET LOCAL lock_timeout = '5s'")
 WAIT_FOR_TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.turn:' || :among))")
+WAIT_AS_USUAL = Statement("SET LOCAL lock_timeout TO DEFAULT")
 ANNOUNCE_SESSIONS = Statement("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
 TRY_BLOCK_NEW_SESSIONS = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
 TAKE_EXCLUSIVE = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
@@ -30,12 +33,14 @@ def try_take_slot(connection: Connection, slots: int, *, chance: random.Random, 
     return slot
 
 
-def wait_for_turn(connection: Connection, *, among: str = "") -> None:
-    """Wait until no other transaction has the turn, and take it until this transaction ends.
+def wait_for_turn(connection: Connection, *, among: str) -> None:
+    """Wait until no other transaction has the turn of this name, and take it until this transaction ends.
 
-    Who waits may hold jobs, and no quota: the one whose turn it is may wait for quotas. among: name of the turn.
+    Who waits may hold jobs, and neither a rate nor a quota: the one whose turn it is may wait for these.
     """
+    connection.execute_later(WAIT_LONGER)
     connection.execute(WAIT_FOR_TURN, {"among": among})
+    connection.execute_later(WAIT_AS_USUAL)
 
 
 def try_take_exclusive(connection: Connection) -> bool:

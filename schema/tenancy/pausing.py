@@ -66,7 +66,8 @@ def resume(connection: Connection, kind: Kind, name: str, *, instance: str, acto
             )
         case "label" | "task":
             was_paused = pauses.remove(connection, kind, name, instance=instance) is not None
-            make_ready(connection, label=name if kind == "label" else None, limit=AT_ONCE)
+            of_label, of_task = (name, None) if kind == "label" else (None, name)
+            make_ready(connection, label=of_label, task=of_task, limit=AT_ONCE)
             subject = _subject(kind, name, instance)
             audit.write(connection, "pause.rm", actor=actor, subject=subject, details={"reason": reason})
             wake(connection, "jobs")

@@ -138,6 +138,8 @@ def test_a_retry_that_is_repeated_gets_the_same_answer_and_runs_nothing_again(
     fail()
     assert operator.post("/v1/graphs/retry", json=request).json() == first, "the answer to the first may be late"
     assert operator.post("/v1/graphs/retry", json={**request, "key": "l"}).json() != first
+    fail()
+    assert operator.post("/v1/graphs/retry", json=request).json() == first, "also after another retry"
     assert operator.post("/v1/graphs/retry", json={**request, "key": "k" * 151}).json()["field"] == "key"
 
 

@@ -166,6 +166,24 @@ def test_a_walk_looks_at_each_job_once_and_never_at_more_than_a_page(pool: Pool)
     assert len(leased(pool)) == len(others) + 9
 
 
+@pytest.mark.parametrize("kind", ["label", "task"])
+def test_what_is_resumed_starts_at_once_behind_many_jobs_of_another_pause(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(pausing, "AT_ONCE", 5)
+    other = {"command": ["leasehold-task", "shop:pool", "shop.other"]}
+    pool.submit(9, **({"label": "other"} if kind == "label" else {"payload": other}))
+    wanted_jobs = pool.submit(3, **({"label": "nightly"} if kind == "label" else {"payload": CALL}))
+    names = ("other", "nightly") if kind == "label" else ("shop.other", "shop.charge")
+    for name in names:
+        pause(pool, kind, name)
+    pool.database.run(lambda c: set_aside_ready(c, limit=100))
+    resume(pool, kind, names[1])
+    pool.bot(capacity=99)
+    pool.assigner().run_once()
+    assert leased(pool) == {*wanted_jobs}
+
+
 def test_paused_jobs_in_front_are_set_aside_by_a_look_at_their_own_queues(pool: Pool) -> None:
     """However many jobs of other queues are ready, which that look would have to read."""
     pause(pool, "task", "shop.charge")

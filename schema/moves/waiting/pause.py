@@ -8,6 +8,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from leasehold.wire import COMMAND
+
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import ANY_PAUSE, IS_SET_ASIDE, PAUSED_UNTIL, READY, STILL_READY
@@ -68,6 +70,9 @@ WITH looked AS MATERIALIZED (
     SELECT id, label, instance FROM jobs WHERE {IS_SET_ASIDE} AND id > CAST(:id AS bigint)
         AND label <> ALL (ARRAY(SELECT name FROM pauses WHERE kind = 'label' AND instance = ''))
         AND (CAST(:label AS text) IS NULL OR label = :label)
+        AND (CAST(:task AS text) IS NULL OR EXISTS (
+            SELECT FROM job_payloads o WHERE o.job_id = jobs.id AND o.payload->'command'->>2 = :task
+                AND o.payload->'command'->>0 = '{COMMAND}'))
     ORDER BY id LIMIT :limit
 ), found AS MATERIALIZED (
     SELECT id FROM jobs
@@ -129,13 +134,20 @@ def set_aside_ready(connection: Connection, *, after: Mapping[str, Any] | None =
 
 
 def make_ready(
-    connection: Connection, *, after: Mapping[str, Any] | None = None, label: str | None = None, limit: int
+    connection: Connection,
+    *,
+    after: Mapping[str, Any] | None = None,
+    label: str | None = None,
+    task: str | None = None,
+    limit: int,
 ) -> Walked:
     """Make those of the next `limit` jobs ready that were set aside and whose pause is over.
 
-    after: what the page before has returned. label: look at jobs with this label alone.
+    after: what the page before has returned. label, task: look at jobs with this label, or of this task, alone.
+    Each page reads the index entries of all jobs that are set aside.
     """
-    return _page(connection, MAKE_READY, {**(after or FIRST_ASIDE), "label": label, "limit": limit})
+    values = {**(after or FIRST_ASIDE), "label": label, "task": task, "limit": limit}
+    return _page(connection, MAKE_READY, values)
 
 
 def _page(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> Walked:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from leasehold.errors import TimedOut
+from leasehold.errors import BadInput, TimedOut
 from leasehold.transport import Record, Transport
 from leasehold.wire import waited
 
@@ -73,9 +73,14 @@ class Graphs:
         `graph_replaced` if another graph has taken the place of this one. A repeat with the same key gets the same
         answer. Without a key the client draws a random one, so that its own retries try nothing twice.
         """
-        given = {"key": key or self._key(), "instance": instance, "nodes": None if nodes is None else list(nodes)}
+        given = {"instance": instance, "nodes": None if nodes is None else list(nodes)}
         body = {"graph": graph} | {name: value for name, value in given.items() if value is not None}
-        return self._transport.call("POST", "/v1/graphs/retry", body=body)
+        try:
+            return self._transport.call("POST", "/v1/graphs/retry", body=body | {"key": key or self._key()})
+        except BadInput as error:
+            if key is not None or error.field != "key":
+                raise
+            return self._transport.call("POST", "/v1/graphs/retry", body=body)  # an older gateway takes none
 
     def cancel(self, graph: str, *, instance: str | None = None) -> Record:
         """Cancel the waiting jobs of a graph and stop the running ones; `jobs` in the answer counts both."""
