@@ -9,7 +9,7 @@ of one of its GPUs. Counters are locked after quotas, in the order of their name
 
 import json
 from collections import Counter as Tally
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -86,10 +86,14 @@ ON CONFLICT (name, bucket) DO NOTHING
 """)
 
 
-# A new session has nothing of what the one before it declared, of which nothing is in use any more.
-_FORGET_RESOURCES = Statement("DELETE FROM counters WHERE name = ANY (CAST(:names AS text[]))")
+# A new session has nothing of what the one before it declared. Of bots with leases, what these have taken stays in use.
+_FORGET_RESOURCES = Statement("""
+DELETE FROM counters WHERE name = ANY (CAST(:names AS text[])) AND (used = 0 OR name <> ALL (CAST(:taken AS text[])))
+""")
+_UNLIMIT_RESOURCES = Statement("UPDATE counters SET most = NULL WHERE name = ANY (CAST(:taken AS text[]))")
 _DECLARE_RESOURCES = Statement("""
 INSERT INTO counters (name, most) SELECT * FROM unnest(CAST(:names AS text[]), CAST(:amounts AS numeric[])) AS d (n, a)
+ON CONFLICT (name) DO UPDATE SET most = excluded.most
 """)
 
 #: No jobs give a number of slots.
@@ -159,17 +163,24 @@ def gpu_counter(bot_id: int, number: int) -> str:
 OF_BOTS = (*RESOURCES, *(f"gpu:{number}" for number in range(MAX_GPUS)))
 
 
-def declare_resources(connection: Connection, supplies: Mapping[int, Mapping[ResourceName, int]]) -> None:
+def declare_resources(
+    connection: Connection, supplies: Mapping[int, Mapping[ResourceName, int]], *, keeping: Collection[int] = ()
+) -> None:
     """These bots, given by id, have so much, and any amount of what is not named. The caller has ended their leases.
+
+    keeping: those among them with leases that could not end. What these have taken is in use until they end, even if it
+    is more than what the bot has now.
 
     A bot with `gpus` has that many GPUs, each with a counter of its own. Of all of them together its jobs share as many
     thousandths as they have.
     """
     if not supplies:
         return
-    connection.execute(
-        _FORGET_RESOURCES, {"names": [f"bot:{bot_id}:{each}" for bot_id in supplies for each in OF_BOTS]}
-    )
+    names = [f"bot:{bot_id}:{each}" for bot_id in supplies for each in OF_BOTS]
+    taken = [f"bot:{bot_id}:{each}" for bot_id in supplies if bot_id in keeping for each in OF_BOTS]
+    connection.execute(_FORGET_RESOURCES, {"names": names, "taken": taken})
+    if taken:
+        connection.execute(_UNLIMIT_RESOURCES, {"taken": taken})
     most: dict[str, int] = {}
     for bot_id, supply in supplies.items():
         most |= {resource_counter(bot_id, name): amount for name, amount in supply.items()}

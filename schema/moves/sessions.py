@@ -286,7 +286,7 @@ def open_sessions(
 
     tries: the end of each lease is tried first. One that cannot end now, as somebody holds a row or one is wrong, stays
         as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that session.
-        Such a bot has the resources that it declared before. What was charged stays so if it cannot be taken back.
+        What it has taken of the bot's resources stays in use. What was charged stays so if it cannot be taken back.
     """
     advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
@@ -328,10 +328,8 @@ def open_sessions(
         },
     ).all()
     found |= {row.name: OpenedSession(row.id, int(row.epoch), ended.get(row.id, [])) for row in rows}
-    # A lease that is left has taken of what the older session declared.
-    keeping = {row.name for row in rows if row.held}
-    supplies = {each.name: each.supply or {} for each in new if each.supply or bots[each.name].limited}
-    declare_resources(connection, {bots[name].id: it for name, it in supplies.items() if name not in keeping})
+    supplies = {bots[each.name].id: each.supply or {} for each in new if each.supply or bots[each.name].limited}
+    declare_resources(connection, supplies, keeping={row.id for row in rows if row.held})
     if ended:
         wake(connection, "jobs")
     superseded = [str(bots[each.name].id) for each in new if bots[each.name].session is not None]

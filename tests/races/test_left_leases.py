@@ -77,6 +77,33 @@ def test_a_bot_with_a_lease_of_an_older_session_runs_others_and_is_not_told_of_i
     assert pool.job(held).kills == 1
 
 
+def test_a_bot_has_what_its_new_session_declares_while_a_lease_of_the_older_one_is_left(
+    pool: Pool, impatient: Pool, race: Race
+) -> None:
+    (held,) = pool.submit(locality_hint="held", terms={"resources": {"gpus": 2, "memory_mib": 100}})
+    bot = pool.bot(capacity=4, resources={"gpus": 2, "memory_mib": 400, "cpu_milli": 9000})
+    bot.sync(*map(active, pool.given(bot)))
+    resources = (
+        "SELECT regexp_replace(name, '^bot.[0-9]+.', ''), used, most FROM counters WHERE name LIKE 'bot%' ORDER BY 1"
+    )
+    with race.first() as stranger:
+        stranger.connection.execute_sql(LOCK_JOB)
+        again = impatient.restarted(bot, capacity=4, resources={"gpus": 1, "disk_mib": 7})
+        assert [tuple(row) for row in pool.rows(resources)] == [
+            ("disk_mib", 0, 7),
+            ("gpu:0", 1000, 1000),
+            ("gpu:1", 1000, None),
+            ("gpu_milli", 0, 1000),
+            ("gpus", 2, 1),
+            ("memory_mib", 100, None),
+        ]
+    again.sync()
+    assert pool.job(held).state == "queued"
+    pool.submit(2, terms={"resources": {"gpus": 1}})
+    impatient.assigner().run_once()
+    assert [lease["gpus"] for lease in again.sync()["leases"]] == [[0]]
+
+
 def test_a_bot_comes_back_while_a_row_that_the_end_of_its_lease_needs_is_wrong(pool: Pool, race: Race) -> None:
     graph = submitted(pool, {1: [], 2: [{"node": 1, "on_failure": "run"}]})
     bot = pool.bot("bot-1", capacity=2)
