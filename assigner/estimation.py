@@ -30,7 +30,7 @@ from schema.policy import priority_classes
 from schema.policy.priority_classes import Prediction, RunTimes
 from schema.postgres.engine import Database
 from schema.requests import DEFAULT_INSTANCE, MAX_COST
-from schema.validation import MAX_TIMEOUT
+from schema.validation import YEAR
 
 PREDICTORS_GROUP = "leasehold.predictors"
 QUANTILES = "quantiles"
@@ -79,7 +79,7 @@ def predict(database: Database, kind: str) -> None:
         return
     found = load_predictor(kind).predict(ran)
     for name, each in found.items():
-        if not 0 <= each.seconds <= each.high <= MAX_TIMEOUT:
+        if not 0 <= each.seconds <= each.high <= YEAR:
             raise LeaseholdError(f"predictor '{kind}' gave {each.seconds} and {each.high} seconds for '{name}'")
     database.run(lambda connection: priority_classes.store_predictions(connection, found))
 

@@ -226,13 +226,13 @@ class Outcome(Message):
     again: float | None = Field(
         default=None,
         ge=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="with `released`: the seconds after which the command asks to be run again",
     )
     retry_in: float | None = Field(
         default=None,
         ge=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="with `failed`: seconds until the next attempt, if the job is tried again; unset: as the pool says",
     )
     final: bool | None = Field(default=None, description="with `failed`: true: the job is not tried again")

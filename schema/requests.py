@@ -99,9 +99,9 @@ class RetryPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    base: float = Field(default=1.0, gt=0, le=validation.MAX_TIMEOUT, description="seconds before the second attempt")
+    base: float = Field(default=1.0, gt=0, le=validation.YEAR, description="seconds before the second attempt")
     factor: float = Field(default=2.0, ge=1, le=100, description="by which each further wait is longer")
-    cap: float = Field(default=60.0, gt=0, le=validation.MAX_TIMEOUT, description="longest wait, in seconds")
+    cap: float = Field(default=60.0, gt=0, le=validation.YEAR, description="longest wait, in seconds")
     jitter: float = Field(default=0.0, ge=0, le=1, description="part of a wait that chance may add to it")
     exceptions: list[str] = Field(
         default_factory=list,
@@ -204,14 +204,14 @@ class JobRequest(Payload):
     timeout_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Longest run time, in seconds; a job that runs longer is stopped and has failed. Unset: that of "
         "the service level, or the operators' default, or no limit.",
     )
     queue_timeout_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Give the job up if it still waits this many seconds after its submit. Unset: never, "
         "unless operators set a ceiling.",
     )
@@ -275,14 +275,14 @@ class JobRequest(Payload):
     deadline_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Seconds after the submit by which the job should have ended. It becomes more urgent as the "
         "deadline comes near.",
     )
     estimated_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Expected run time, in seconds. Unset: as jobs of the same class ran recently.",
     )
     resources: Need = Field(
@@ -321,7 +321,7 @@ class JobRequest(Payload):
     prefer_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Seconds for which a queued job waits for a bot that offers the preferred properties, before any "
         "other bot may take it. Unset: it does not wait.",
     )
@@ -339,7 +339,7 @@ class JobRequest(Payload):
     delay: float | None = Field(
         default=None,
         ge=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Earliest start, in seconds after the submit, or after the nodes that a node of a graph waits for "
         "have ended.",
     )
@@ -353,21 +353,21 @@ class JobRequest(Payload):
     unique_for: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Seconds after the submit for which the job keeps its dedup_key, also once it has succeeded: who "
         "submits the key again gets this job. Unset: until the job ends.",
     )
     debounce: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Seconds before the start, which begin anew with each submit of the dedup_key. Each replaces the "
         "job that waits.",
     )
     debounce_max: float | None = Field(
         default=None,
         gt=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Longest that debounce puts the start off, in seconds after the first submit of the job. Unset: "
         "without end.",
     )

@@ -62,8 +62,8 @@ MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPO
 FARM, OF_FARM = "leasehold.farm", "action"
 ACTION_KEY = "a:"
 
-#: Longest time-out of a job, and longest time until its earliest start, in seconds (a year).
-MAX_TIMEOUT = 31_536_000.0
+#: The longest of all time-outs, delays and ages that anybody may give, in seconds.
+YEAR = 31_536_000.0
 #: A duration: one number of seconds, or numbers with their units, as `1h30m`.
 _DURATION = re.compile(r"\d*\.?\d+(e-\d+)?|(\d*\.?\d+\s*(min|[smhd])\s*)+", re.ASCII)
 _PART = re.compile(r"([\d.]+)\s*(min|[smhd])")
@@ -140,7 +140,7 @@ def normal_moment(given: str) -> str:
         moment = datetime.fromisoformat(given)
     except ValueError:
         raise ValueError("is not a time with an offset, such as 2026-12-01T10:00:00+01:00") from None
-    if moment.timestamp() > clock.wall() + MAX_TIMEOUT:
+    if moment.timestamp() > clock.wall() + YEAR:
         raise ValueError("must be at most a year ahead")
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 

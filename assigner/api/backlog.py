@@ -61,7 +61,7 @@ class RescheduleRequest(Selection):
     """Jobs, and either a time or seconds from now."""
 
     schedule_after: Moment | None = Field(default=None, description="a time with an offset, at most a year ahead")
-    delay: float | None = Field(default=None, ge=0, le=validation.MAX_TIMEOUT, description="seconds; 0 = at once")
+    delay: float | None = Field(default=None, ge=0, le=validation.YEAR, description="seconds; 0 = at once")
     reason: Reason = ""
 
 

@@ -76,7 +76,7 @@ class TimedDrainRequest(DrainRequest):
     deadline: float | None = Field(
         default=None,
         ge=0,
-        le=drains.MAX_DEADLINE,
+        le=validation.YEAR,
         description="seconds after which running jobs are stopped and queued again; unset = never",
     )
 

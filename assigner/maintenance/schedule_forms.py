@@ -42,7 +42,7 @@ class ScheduleForm(BaseModel):
     catch_up_seconds: float = Field(
         default=DAY,
         ge=0,
-        le=validation.MAX_TIMEOUT,
+        le=validation.YEAR,
         description="Age in seconds up to which `skip` submits a missed tick.",
     )
     overlap: Overlap = Field(

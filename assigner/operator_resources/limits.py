@@ -32,6 +32,7 @@ from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
 from schema.postgres.connection import Connection
 from schema.readable import plural
+from schema.validation import YEAR
 
 
 class PoolLimitsRequest(PoolLimits):
@@ -258,7 +259,7 @@ class AdviceRequest(Request):
     allowed: bool = Field(default=False, description="whether jobs may start")
     delay: float = given(0.0, unit=SECONDS, help="pause of assigners after a start", ge=0, le=rates.MAX_DELAY)
     seconds: float | None = given(
-        None, unit=SECONDS, help="how long the advice holds; unset = until it is removed", gt=0, le=rates.MAX_TIME
+        None, unit=SECONDS, help="how long the advice holds; unset = until it is removed", gt=0, le=YEAR
     )
 
 

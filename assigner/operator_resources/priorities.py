@@ -29,7 +29,7 @@ from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.readable import plural
-from schema.validation import MAX_TIMEOUT
+from schema.validation import YEAR
 
 #: Jobs repriced in one transaction.
 BATCH = 500
@@ -199,7 +199,7 @@ CLASS_RESERVES = Resource(
 class LevelRequest(Request):
     points: int = _points(0, help="points of its jobs; more = sooner; a new level needs them")
     timeout_seconds: float = given(
-        0.0, unit=SECONDS, help="timeout of a job that sets none; a new level needs it", gt=0, le=MAX_TIMEOUT
+        0.0, unit=SECONDS, help="timeout of a job that sets none; a new level needs it", gt=0, le=YEAR
     )
 
 
@@ -278,7 +278,7 @@ class SchedulingRequest(Request):
     high: int = _edge("high")
     normal: int = _edge("normal; above it is low")
     starvation_seconds: float | None = given(
-        None, unit=SECONDS, help="time in one level until a job moves up; null = never", gt=0, le=MAX_TIMEOUT
+        None, unit=SECONDS, help="time in one level until a job moves up; null = never", gt=0, le=YEAR
     )
     max_queue_size: int | None = given(
         None, unit="jobs", help="jobs that may wait; null = any number", gt=0, le=counters.MAX_JOBS

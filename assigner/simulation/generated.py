@@ -14,6 +14,7 @@ from assigner.config import loading
 from assigner.simulation.past import MOST_BOTS, MOST_JOBS, Attempt, Past, PastBot, PastJob
 from schema.fields import first_error
 from schema.requests import JobRequest
+from schema.validation import YEAR
 
 #: When a generated span begins: a Monday.
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
@@ -47,7 +48,7 @@ class Load(_Part):
 
     per_hour: float = Field(gt=0, le=10_000_000, description="Jobs in an hour on average.")
     burst: int = Field(default=1, ge=1, le=10_000, description="Jobs that arrive together.")
-    seconds: float = Field(gt=0, le=31_536_000, description="Median of the run times.")
+    seconds: float = Field(gt=0, le=YEAR, description="Median of the run times.")
     spread: float = Field(default=1.0, ge=1, le=100, description="95 % quantile of the run times ÷ their median.")
     failing: float = Field(default=0.0, ge=0, lt=1, description="Part of the attempts that fail.")
     hints: int = Field(default=0, ge=0, le=100_000, description="Different locality hints of the jobs; 0 = none.")

@@ -56,6 +56,7 @@ from schema import clock, validation
 from schema.fields import Label, Name, Supply
 from schema.gc_tuning import infrequent_gc
 from schema.timing import KILL_GRACE
+from schema.validation import YEAR
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -147,7 +148,7 @@ class AgentSettings(BaseModel):
     app: str | None = None
     max_calls: int | None = Field(default=None, ge=1, le=1_000_000_000)
     max_memory_mib: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    max_age: float | None = Field(default=None, gt=0, le=31_536_000)
+    max_age: float | None = Field(default=None, gt=0, le=YEAR)
     url: str | None = None
     capacity: int = Field(default=1, ge=1, le=MAX_LEASES)
     auto_capacity: bool = False

@@ -33,7 +33,7 @@ _instance = click.option(
 )
 _timeout = click.option(
     "--timeout",
-    type=times.Duration(0, validation.MAX_TIMEOUT),
+    type=times.Duration(0, validation.YEAR),
     metavar="DURATION",
     help="Give up after this time: seconds, or such as 90m [default: never].",
 )

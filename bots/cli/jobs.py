@@ -173,7 +173,7 @@ class _Wait(click.Command):
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option(
     "--timeout",
-    type=times.Duration(0, validation.MAX_TIMEOUT),
+    type=times.Duration(0, validation.YEAR),
     metavar="DURATION",
     help="Give up after this time: seconds, or such as 90m [default: never].",
 )
@@ -346,7 +346,7 @@ def show_bot(caller: Caller, /, name: str, watch: float | None) -> None:
 @click.option("--undo", is_flag=True, help="End the drain: the bot takes work again.")
 @click.option(
     "--deadline",
-    type=times.Duration(0, validation.MAX_TIMEOUT),
+    type=times.Duration(0, validation.YEAR),
     metavar="DURATION",
     help="Stop running jobs after this time: seconds, or such as 90m [default: never].",
 )

@@ -44,7 +44,7 @@ class Duration(click.FloatRange):
 def seconds(text: str, *, option: str) -> float:
     """Return the seconds of a duration. Raises BadInput, also for more than a year."""
     found = validation.read_duration(option, text)
-    if found > validation.MAX_TIMEOUT:
+    if found > validation.YEAR:
         raise BadInput(option, f"'{escaped(text, 60)}' is more than a year")
     return found
 

@@ -16,7 +16,7 @@ from bots.gateway.settings import is_loopback
 from schema.fields import Name
 from schema.tenancy import tokens
 from schema.timing import Timing
-from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, ResourceName
+from schema.validation import PRIORITY_MAX, PRIORITY_MIN, YEAR, ResourceName
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
 PORT = 8980
@@ -131,7 +131,7 @@ class PropertyPolicy(BaseModel):
     match: tuple[str, ...] = ()
     wildcard: tuple[str, ...] = ()
     preferred: tuple[str, ...] = ()
-    prefer_seconds: float = Field(default=5.0, gt=0, le=MAX_TIMEOUT)
+    prefer_seconds: float = Field(default=5.0, gt=0, le=YEAR)
     label: str | None = None
     units: str | None = None
     resources: Mapping[str, Amount] = Field(default_factory=dict)
@@ -207,8 +207,8 @@ class FarmSettings(BaseModel):
     bots_key: _Path | None = None
     mounts: tuple[_Mount, ...] = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives")
     max_attempts: int = Field(default=3, ge=1, le=100)
-    staging_seconds: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT)
-    queue_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
+    staging_seconds: float = Field(default=60.0, gt=0, le=YEAR)
+    queue_seconds: float | None = Field(default=None, gt=0, le=YEAR)
     abandoned_seconds: float | None = Field(default=None, ge=10, le=86_400)
     earlier_build_first: bool = False
     metadata: tuple[Told, ...] = METADATA

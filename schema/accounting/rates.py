@@ -23,7 +23,7 @@ from schema.accounting import limit_patterns
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
-from schema.validation import NAME, check_name
+from schema.validation import NAME, YEAR, check_name
 
 #: The largest rate, jobs per second, and the largest burst, jobs.
 MAX_RATE, MAX_BURST = 1e6, 1_000_000
@@ -311,7 +311,7 @@ def check_resource(field: str, used: str) -> None:
 
 
 #: The longest delay, and the longest time for which advice may be given (a year), both in seconds.
-MAX_DELAY, MAX_TIME = 3600.0, 31_536_000.0
+MAX_DELAY = 3600.0
 #: The stored resource class of advice for all constrained jobs.
 ALL_CLASSES = ""
 
@@ -386,8 +386,8 @@ def advise(
         check_name("resource_class", resource_class)
     if not 0 <= delay <= MAX_DELAY:
         raise BadInput("delay", f"must be between 0 and {MAX_DELAY:.0f}")
-    if seconds is not None and not 0 < seconds <= MAX_TIME:
-        raise BadInput("seconds", f"must be above 0 and at most {MAX_TIME:.0f}")
+    if seconds is not None and not 0 < seconds <= YEAR:
+        raise BadInput("seconds", f"must be above 0 and at most {YEAR:.0f}")
     if allowed and not delay:
         raise BadInput("delay", "must be above 0 where jobs may start")
     connection.execute(_DELETE_EXPIRED_ADVICE)

@@ -14,12 +14,12 @@ from schema import audit
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
+from schema.validation import YEAR
 
 #: Successes, of as many attempts, that every bot is credited with beforehand: a Beta prior.
 PRIOR = 2
 #: The rate of a bot that has finished nothing with the label.
 UNKNOWN = 1.0
-YEAR = 31_536_000.0
 
 
 def success_rate(counts: str) -> str:

@@ -17,10 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from schema import audit
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
-from schema.validation import MAX_LABEL
-
-#: The largest ceiling, in seconds (a year): the longest time-out of a job.
-MAX_CEILING = 31_536_000.0
+from schema.validation import MAX_LABEL, YEAR
 
 _INTERN_DEFAULT = Statement("SELECT intern_instance('default')")
 _INSTANCES = Statement("SELECT id, name FROM instances WHERE name = ANY (CAST(:names AS text[]))")
@@ -61,21 +58,21 @@ class CeilingTerms(BaseModel):
     default_timeout: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_CEILING,
+        le=YEAR,
         description="longest run time of a job that gives none (seconds); null = none",
         json_schema_extra={"unit": "seconds"},
     )
     max_timeout: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_CEILING,
+        le=YEAR,
         description="longest run time that a job may have (seconds); null = any",
         json_schema_extra={"unit": "seconds"},
     )
     max_queue_age: float | None = Field(
         default=None,
         gt=0,
-        le=MAX_CEILING,
+        le=YEAR,
         description="longest time that a job may wait for its first start (seconds); null = any",
         json_schema_extra={"unit": "seconds"},
     )

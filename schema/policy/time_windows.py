@@ -21,7 +21,7 @@ from schema.policy.meters import Meter
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Row, Statement
-from schema.validation import check_name, load_zone
+from schema.validation import YEAR, check_name, load_zone
 
 # Hours of the day: pure functions
 
@@ -144,7 +144,7 @@ class WindowTerms(BaseModel):
         default=None, ge=0, le=100, description="percent of the meter's limit at which the window closes"
     )
     meter_max_age: float = Field(
-        default=3600.0, gt=0, le=31_536_000, description="seconds after which a reading of the meter is too old"
+        default=3600.0, gt=0, le=YEAR, description="seconds after which a reading of the meter is too old"
     )
 
     @model_validator(mode="after")

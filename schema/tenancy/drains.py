@@ -22,9 +22,7 @@ from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
 from schema.tenancy.instances import unknown
 from schema.timing import DEAD_AFTER
-
-#: Longest deadline of a drain, seconds: a year.
-MAX_DEADLINE = 31_536_000.0
+from schema.validation import YEAR
 
 _INSTANCE = Statement("""
 UPDATE instances i SET draining = :draining,
@@ -82,8 +80,8 @@ def check_deadline(field: str, deadline: float | None, *, draining: bool) -> Non
     """Raise BadInput unless `deadline`, in seconds, is valid for this request."""
     if deadline is not None and not draining:
         raise BadInput(field, "is only for a drain")
-    if deadline is not None and not 0 <= deadline <= MAX_DEADLINE:
-        raise BadInput(field, f"must be between 0 and {MAX_DEADLINE:.0f} seconds")
+    if deadline is not None and not 0 <= deadline <= YEAR:
+        raise BadInput(field, f"must be between 0 and {YEAR:.0f} seconds")
 
 
 def drain_instance(

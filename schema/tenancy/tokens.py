@@ -23,6 +23,7 @@ from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
 from schema import audit, validation
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
+from schema.validation import YEAR
 
 #: An allowed value that stands for every value of its key, or for every label.
 ANY_VALUE = "*"
@@ -144,8 +145,6 @@ class Principal:
                 raise Forbidden(f"properties.{wire.escaped(key, 60)}: this token may not declare that value")
 
 
-#: Longest life a token may be given, seconds (a year).
-MAX_LIFE = 31_536_000.0
 #: Longest note of a token, bytes of UTF-8.
 MAX_NOTE = 200
 
@@ -217,8 +216,8 @@ def create(
     check_scope(
         chosen, instance=instance, bot=bot, ceiling=priority_ceiling, properties=properties, labels=labels, pool=pool
     )
-    if expires_in is not None and not 0 < expires_in <= MAX_LIFE:
-        raise BadInput("expires_in", f"must be more than 0 and at most {MAX_LIFE:.0f} seconds")
+    if expires_in is not None and not 0 < expires_in <= YEAR:
+        raise BadInput("expires_in", f"must be more than 0 and at most {YEAR:.0f} seconds")
     _check_note(note)
     allowed = None if properties is None else validation.normal_properties("properties", properties)
     identity = secrets.token_hex(6)

@@ -18,7 +18,7 @@ from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, parsed
 from schema.requests import DEFAULT_INSTANCE, JobRequest
-from schema.validation import ACTION_KEY, FARM, MAX_TIMEOUT, OF_FARM
+from schema.validation import ACTION_KEY, FARM, OF_FARM, YEAR
 
 PROGRAM = "leasehold-action"
 #: The options of `leasehold-action` that doors give it, and the settings of the door from which they come.
@@ -217,6 +217,6 @@ def _seconds(action: Any) -> float | None:
     seconds: float = action.timeout.seconds + action.timeout.nanos / 1e9
     if seconds < 0:
         raise BadInput("action.timeout", "is negative")
-    if seconds > MAX_TIMEOUT:
-        raise BadInput("action.timeout", f"is more than {MAX_TIMEOUT:.0f} seconds")
+    if seconds > YEAR:
+        raise BadInput("action.timeout", f"is more than {YEAR:.0f} seconds")
     return seconds or None
