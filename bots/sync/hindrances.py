@@ -6,7 +6,7 @@ than a short wait.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -14,11 +14,10 @@ import psycopg
 import structlog
 
 from bots.sync.call import SyncCall
-from schema.accounting.held_rows import hindrance
+from schema.accounting.held_rows import Trials
 from schema.clock import Monotonic
 from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd
-from schema.postgres.connection import Connection
 from schema.postgres.statements import Row
 
 M = TypeVar("M", Start, AttemptEnd)
@@ -71,17 +70,12 @@ class Hindrances:
 
 
 @dataclass
-class Trials:
-    """The trials of one transaction. everything: also of leases that were not put off before.
+class ReportTrials:
+    """The trials of the reports of one transaction. everything: also of leases that were not put off before."""
 
-    held: the quotas that could not be had, by cohort and instance. has_waited: a lock could not be had.
-    """
-
-    connection: Connection
+    trials: Trials
     hindrances: Hindrances
     everything: bool
-    held: set[tuple[int, str]] = field(default_factory=set)
-    has_waited: bool = False
 
     def possible(self, sync_call: SyncCall, moves: Sequence[M], move: Callable[[M], object]) -> list[M]:
         """Return those of the starts or ends of a call that can be applied. Each is tried alone, and undone."""
@@ -100,20 +94,14 @@ class Trials:
     def _hindrance(self, lease: Row, quota: tuple[int, str] | None, move: Callable[[], object]) -> psycopg.Error | None:
         """Return why the move cannot be applied, None if it can. quota: the one that the move needs."""
         known, key, now = self.hindrances, (lease.job_id, lease.fence), self.hindrances.now()
-        if quota is not None and (quota in self.held or known.quotas.get(quota, now) > now):
+        if quota is not None and (quota in self.trials.held or known.quotas.get(quota, now) > now):
             return psycopg.errors.LockNotAvailable()
         if not self.everything and key not in known.leases:
             return None
-        waits_briefly = self.has_waited or known.leases.get(key, now) > now
-        error = hindrance(self.connection, move, briefly=waits_briefly)
+        waits_briefly = self.trials.has_waited or known.leases.get(key, now) > now
+        error = self.trials.hindrance(move, quota=quota, briefly=waits_briefly)
         if error is None:
             known.leases.pop(key, None)
-        elif isinstance(error, psycopg.errors.LockNotAvailable):
-            self.has_waited = True
-            # The first line of the context names the table of the row that is held, in any language. A row of
-            # another table belongs to one lease or to few, so that others of the instance may end.
-            if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
-                self.held.add(quota)
-                if not waits_briefly:
-                    known.quotas[quota] = known.now() + HELD
+        elif quota is not None and quota in self.trials.held and not waits_briefly:
+            known.quotas[quota] = known.now() + HELD
         return error

@@ -29,11 +29,11 @@ from bots.sync.call import (
     told,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
-from bots.sync.hindrances import Hindrances, Trials
+from bots.sync.hindrances import Hindrances, ReportTrials
 from bots.sync.inputs import read_inputs
 from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
-from schema.accounting.held_rows import SHORT_WAIT
+from schema.accounting.held_rows import SHORT_WAIT, Trials
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import ReturnedUnits
 from schema.checkpoints import Checkpoint, store_checkpoints, store_progress
@@ -229,7 +229,7 @@ class SyncService:
                 replies[nth] = refusal
         settled = self._compared(connection, settled, replies)
         if tries_all or self._hindrances.leases:
-            self._put_off(connection, settled, Trials(connection, self._hindrances, everything=tries_all))
+            self._put_off(connection, settled, ReportTrials(Trials(connection), self._hindrances, everything=tries_all))
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, replies, returned)
@@ -254,7 +254,7 @@ class SyncService:
 
         return answers
 
-    def _put_off(self, connection: Connection, settled: Sequence[SyncCall], trials: Trials) -> None:
+    def _put_off(self, connection: Connection, settled: Sequence[SyncCall], trials: ReportTrials) -> None:
         """Leave out of the reports what cannot be applied."""
 
         def starts(start: Start) -> None:

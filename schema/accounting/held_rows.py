@@ -5,13 +5,16 @@ by hand, would make every grant fail that has one job among its jobs that needs 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psycopg
 
 from schema.postgres.connection import Connection
 from schema.postgres.failures import HINDRANCES
 from schema.postgres.statements import Statement
+
+#: The quota of an instance in a cohort.
+Quota = tuple[int, int | str]
 
 #: How long a transaction waits for a lock when one could not be had lately.
 SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
@@ -58,6 +61,36 @@ def hindrance(connection: Connection, move: Callable[[], object], *, briefly: bo
     except HINDRANCES as error:
         return error
     return None
+
+
+@dataclass
+class Trials:
+    """The trials of one transaction. held: the quotas that could not be had. has_waited: a lock could not be had.
+
+    A quota is given by its cohort and instance; callers choose whether by id or by name.
+    """
+
+    connection: Connection
+    held: set[Quota] = field(default_factory=set)
+    has_waited: bool = False
+
+    def hindrance(
+        self, move: Callable[[], object], *, quota: Quota | None = None, briefly: bool = False
+    ) -> psycopg.Error | None:
+        """Return why the move cannot be made now, as `hindrance` does. quota: the only one that the move needs.
+
+        Who has waited in vain once waits briefly from then on, and not at all for a quota that could not be had.
+        """
+        if quota in self.held:
+            return psycopg.errors.LockNotAvailable()
+        error = hindrance(self.connection, move, briefly=briefly or self.has_waited)
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            self.has_waited = True
+            # The first line of the context names the table of the row that is held, in any language. A row of
+            # another table belongs to one lease or to few, so that others of the instance may end.
+            if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
+                self.held.add(quota)
+        return error
 
 
 def held_rows(connection: Connection) -> HeldRows:

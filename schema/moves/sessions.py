@@ -11,14 +11,13 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-import psycopg
 from leasehold.errors import NotFound
 from leasehold.states import JobState
 from leasehold.wire import escaped
 
 from schema import audit
 from schema.accounting.counters import declare_resources
-from schema.accounting.held_rows import hindrance
+from schema.accounting.held_rows import Quota, Trials
 from schema.accounting.units import BotCapacity
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.waiting.backoff import wake_queues_for_bots
@@ -46,8 +45,8 @@ RENEW = Statement("""
 UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = ANY (CAST(:ids AS bigint[])) AND NOT closing
 """)
 HELD_BY = Statement(f"""
-SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM bots b
-CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch")} l
+SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch, b.cohort, l.instance FROM bots b
+CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch, instance")} l
 WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 # In the order of names and of properties, as those of INSERT_BOTS.
@@ -284,9 +283,10 @@ def open_sessions(
     its resources are recorded. A bot is given no job before its first sync, which also wakes the queues that it could
     serve. Returns the sessions in the order of the openings.
 
-    tries: the end of each lease is tried first. One that cannot end now, as somebody holds a row or one is wrong, stays
-        as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that session.
-        What it has taken of the bot's resources stays in use. What was charged stays so if it cannot be taken back.
+    tries: the ends of the leases are tried first. One that cannot end now, as somebody holds a row or one is wrong,
+        stays as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that
+        session. What it has taken of the bot's resources stays in use. What was charged to jobs of a bot stays so if
+        it cannot be taken back.
     """
     advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
@@ -302,12 +302,11 @@ def open_sessions(
     new = [each for each in openings if each.name not in found]
     if not new:
         return [found[each.name] for each in openings]
-    forgive = partial(_forgive, connection, [(bots[each.name].id, each) for each in new])
-    if not tries or hindrance(connection, forgive, briefly=False) is None:
-        forgive()
+    trials = Trials(connection) if tries else None
+    _forgive(connection, [(bots[each.name].id, each) for each in new], trials)
     ended: dict[int, list[EndedAttempt]] = {}
     ends = {bots[each.name].id: _superseded(bots[each.name], each) for each in new if bots[each.name].held}
-    for attempt in _end_all(connection, ends, tries=tries):
+    for attempt in _end_all(connection, ends, trials=trials):
         ended.setdefault(attempt.bot_id, []).append(attempt)
     rows = connection.execute(
         OPEN,
@@ -348,18 +347,27 @@ def _superseded(bot: Row, opening: SessionOpening) -> _SessionEnd:
     return _SessionEnd(Verdict.LOST, actor, STARTED_ANEW)
 
 
-def _forgive(connection: Connection, openings: Sequence[tuple[int, SessionOpening]]) -> None:
-    """Take back what the expiry of sessions has charged, of bots that were only cut off."""
-    cut_off = [(bot_id, each) for bot_id, each in openings if each.dead is not None and each.cut_off]
-    if cut_off:
+def _forgive(connection: Connection, openings: Sequence[tuple[int, SessionOpening]], trials: Trials | None) -> None:
+    """Take back what the expiry of sessions has charged, of bots that were only cut off.
+
+    trials: try it first, and leave the charges of each bot whose cannot be taken back now. None = it has to be.
+    """
+
+    def take_back(chosen: Sequence[tuple[int, SessionOpening]]) -> None:
         connection.execute(
             FORGIVE,
             {
-                "bot_ids": [bot_id for bot_id, _ in cut_off],
-                "sessions": [each.dead for _, each in cut_off],
-                "actors": [f"bot:{each.name}" for _, each in cut_off],
+                "bot_ids": [bot_id for bot_id, _ in chosen],
+                "sessions": [each.dead for _, each in chosen],
+                "actors": [f"bot:{each.name}" for _, each in chosen],
             },
         )
+
+    cut_off = [(bot_id, each) for bot_id, each in openings if each.dead is not None and each.cut_off]
+    if trials is not None and cut_off and trials.hindrance(partial(take_back, cut_off)) is not None:
+        cut_off = [each for each in cut_off if trials.hindrance(partial(take_back, [each])) is None]
+    if cut_off:
+        take_back(cut_off)
 
 
 def _kind_key(opening: SessionOpening) -> tuple[str, str]:
@@ -523,15 +531,19 @@ def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row]
 
 
 def _end_all(
-    connection: Connection, ends: Mapping[int, _SessionEnd], *, only: int | None = None, tries: bool = False
+    connection: Connection,
+    ends: Mapping[int, _SessionEnd],
+    *,
+    only: int | None = None,
+    trials: Trials | None = None,
 ) -> list[EndedAttempt]:
     """End the leases of bots, given by bot id; `only` that of this job, None = all.
 
-    tries: try each alone first, and leave those that cannot end now.
+    trials: try the ends first, and leave those that cannot be made now. None = all have to be.
     """
     if not ends:
         return []
-    held = connection.execute(HELD_BY, {"bot_ids": list(ends)})
+    held = connection.execute(HELD_BY, {"bot_ids": list(ends)}).all()
     endings = [
         AttemptEnd(row.job_id, row.fence, row.bot_id, row.bot_epoch, each.verdict, _told(each))
         for row, each in ((row, ends[row.bot_id]) for row in held)
@@ -543,19 +555,36 @@ def _end_all(
         return end(connection, chosen, actor=[ends[one.bot_id].actor for one in chosen], hold_until=held_until)
 
     endings = limit_spared(connection, endings)
-    return ended(_possible(connection, endings, ended) if tries else endings)
+    if trials is not None:
+        quotas = {row.job_id: (row.cohort, row.instance) for row in held}
+        endings = _possible(trials, endings, quotas, ended)
+    return ended(endings)
 
 
 def _possible(
-    connection: Connection, endings: Sequence[AttemptEnd], ended: Callable[[Sequence[AttemptEnd]], object]
+    trials: Trials,
+    endings: Sequence[AttemptEnd],
+    quotas: Mapping[int, Quota],
+    ended: Callable[[Sequence[AttemptEnd]], object],
 ) -> list[AttemptEnd]:
-    """Return those of the ends that can be made now. Each is tried alone, and undone."""
-    found, has_waited = list[AttemptEnd](), False
+    """Return those of the ends that can be made now. quotas: those that they need, by job.
+
+    All of a bot are tried together, and each of them alone only if that fails. What was tried is undone.
+    """
+    found, by_bot = list[AttemptEnd](), dict[int, list[AttemptEnd]]()
     for ending in endings:
-        error = hindrance(connection, partial(ended, [ending]), briefly=has_waited)
-        if error is None:
-            found.append(ending)
-        has_waited = has_waited or isinstance(error, psycopg.errors.LockNotAvailable)
+        by_bot.setdefault(ending.bot_id, []).append(ending)
+    for of_bot in by_bot.values():
+        own = [ending for ending in of_bot if quotas[ending.job_id] not in trials.held]
+        if not own:
+            continue
+        needed = {quotas[ending.job_id] for ending in own}
+        if trials.hindrance(partial(ended, own), quota=needed.pop() if len(needed) == 1 else None) is None:
+            found += own
+        elif len(own) > 1:
+            found += [
+                each for each in own if trials.hindrance(partial(ended, [each]), quota=quotas[each.job_id]) is None
+            ]
     return found
 
 

@@ -7,11 +7,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from bots.protocol import OpenSession
-from bots.sync.sessions import open_sessions
+from bots.sync.sessions import digest, open_sessions
 from schema.diagnostics.invariants import LEASES_OF_LIVE_SESSIONS, verify
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.pool import Bot, Pool, active, completed, submitted
 from tests.support.race import Race, expire
+from tests.support.tenancy import Tenancy
 
 pytestmark = pytest.mark.conflicts
 LOCK_JOB = "SELECT FROM jobs WHERE locality_hint = 'held' FOR UPDATE"
@@ -145,3 +146,43 @@ def test_a_bot_that_was_cut_off_comes_back_while_the_job_of_its_charge_is_held(
         impatient.restarted(bot, capacity=2, cut_off=True)
     assert pool.job(held).kills == 1
     assert pool.row("SELECT status FROM bots").status == "ok"
+
+
+def test_a_held_job_of_one_bot_that_was_cut_off_costs_no_other_bot_its_forgiveness(
+    pool: Pool, impatient: Pool, race: Race
+) -> None:
+    bots, jobs = [], []
+    for name, hint in (("bot-1", "held"), ("bot-2", "free")):
+        jobs += pool.submit(locality_hint=hint)
+        bots.append(pool.bot(name))
+        bots[-1].sync(*map(active, pool.given(bots[-1])))
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    expire(pool)
+    openings = [
+        OpenSession(bot=bot.session.bot, dead_session=digest(bot.session.secret).hex(), cut_off=True) for bot in bots
+    ]
+    with race.first() as stranger:
+        stranger.connection.execute_sql(LOCK_JOB)
+        open_sessions(impatient.database, openings, timing=pool.timing)
+    assert [pool.job(job).kills for job in jobs] == [1, 0]
+
+
+def test_bots_that_come_back_wait_for_a_held_quota_once_however_many_leases_need_it(
+    pool: Pool, impatient: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    tenancy.quota("team-a", maximum=9)
+    for name in ("bot-1", "bot-2"):
+        pool.submit(3, instance="team-a")
+        pool.submit()
+        bot = pool.bot(name, capacity=4)
+        bot.sync(*map(active, pool.given(bot)))
+    openings = [OpenSession(bot=name, capacity=4) for name in ("bot-1", "bot-2")]
+    with race.first() as stranger:
+        stranger.connection.execute_sql("SELECT FROM quotas FOR UPDATE")
+        open_sessions(impatient.database, openings, timing=pool.timing)
+        waits = race.errors.count("55P03")
+    assert waits == 3, "all openings together, the leases of the first bot together, and one of them"
+    states = "SELECT count(*) FILTER (WHERE state = 'queued'), count(*) FILTER (WHERE state = 'running') FROM jobs"
+    assert pool.row(states)[:] == (2, 6)
+    for name in ("bot-1", "bot-2"):
+        pool.bot(name, capacity=4)
