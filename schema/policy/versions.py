@@ -211,7 +211,7 @@ class Change:
 class Version:
     """One version. parent: the one that was in force before; None = there was none. changed: how many values differ
     from it, and `changes` the first of them. drafted: it was made without being put into force. content: None in
-    lists."""
+    lists, and of the version in force if it cannot be read."""
 
     id: int
     digest: str
@@ -266,9 +266,24 @@ def hold(connection: Connection) -> int | None:
 
 
 def hold_content(connection: Connection) -> tuple[int | None, Content]:
-    """Lock the policy as `hold` does; return the version in force and its content, which is empty without a version."""
+    """Lock the policy as `hold` does; return the version in force and its content, which is empty without a version.
+
+    Raises Conflict if the content cannot be read.
+    """
+    held, content = _hold_readable(connection)
+    if content is None:
+        said = f"policy: the content of version {held}, which is in force, cannot be read: wrong JSON is stored"
+        raise Conflict(UNREADABLE, f"{said}; put another one into force: see `leasehold policy activate`")
+    return held, content
+
+
+def _hold_readable(connection: Connection) -> tuple[int | None, Content | None]:
+    """As `hold_content`, but without a content if it cannot be read."""
     held = hold(connection)
-    return held, {} if held is None else connection.execute(_CONTENT, {"id": held}).scalar_one()
+    if held is None:
+        return None, {}
+    content = connection.execute(_CONTENT, {"id": held}).scalar_one()
+    return held, content if _is_readable(content) else None
 
 
 def note_change(
@@ -285,9 +300,6 @@ def note_change(
     None = a rollback goes to the version in force. Raises Conflict if the content of that one cannot be read.
     """
     parent, before = hold_content(connection)
-    if parent is not None and not _is_readable(before):
-        said = f"policy: the content of version {parent}, which is in force, cannot be read: wrong JSON is stored"
-        raise Conflict(UNREADABLE, f"{said}; put another one into force: see `leasehold policy activate`")
     content = read(connection, before.get("settings", {}) if settings is None else settings)
     if content == before:
         return None
@@ -335,14 +347,14 @@ def try_to_draft(connection: Connection, *, actor: str) -> None:
 def is_stale(connection: Connection, wanted: Version) -> bool:
     """Return whether this is a draft, and something was changed since it was made; what trials change does not count.
 
-    The caller holds the policy.
+    So it is if what decides now cannot be read. The caller holds the policy.
     """
     if not wanted.drafted:
         return False
     then = connection.execute(_CONTENT, {"id": wanted.parent}).scalar_one_or_none()
-    if then is None:
+    _, now = _hold_readable(connection)
+    if then is None or now is None or not _is_readable(then):
         return True
-    _, now = hold_content(connection)
     return trials.settled(connection, then) != trials.settled(connection, now)
 
 
@@ -371,15 +383,14 @@ def put_in_force(connection: Connection, wanted: Version, origin: Origin, *, act
     The caller holds the policy, and has brought everything into the state of the version as far as it could. If
     something is otherwise, a version of what really decides is put into force, so that nobody else is blamed for it.
     """
-    parent, before = hold_content(connection)
+    parent, before = _hold_readable(connection)
     assert wanted.content is not None
     content, put = read(connection, wanted.content["settings"]), wanted.id
     if content != wanted.content:
         if content == before and parent is not None:
             return parent
         why = f"as version {wanted.id}, except {'; '.join(origin.kept) or 'what it does not know'}"
-        before = before if _is_readable(before) else {}
-        made = make(content, parent=parent, before=before, actor=actor, reason=why[:500])
+        made = make(content, parent=parent, before=before or {}, actor=actor, reason=why[:500])
         put = connection.execute(_MAKE, made.row).scalar_one()
     _put_in_force(connection, put, origin)
     details = {"reason": reason, "kept": list(origin.kept), "wanted": wanted.id}
@@ -416,9 +427,11 @@ def version(connection: Connection, id: int | None) -> Version:
 
 
 def in_force(connection: Connection) -> Version | None:
-    """Return the version in force; None if there is none yet."""
+    """Return the version in force, without a content that cannot be read; None if there is none yet."""
     row = connection.execute(_ONE, {"id": None}).one_or_none()
-    return None if row is None else _version(row._asdict())
+    if row is None:
+        return None
+    return _version(row._asdict() | {"content": row.content if _is_readable(row.content) else None})
 
 
 def runners(connection: Connection, *, dead_after: float) -> list[Runner]:

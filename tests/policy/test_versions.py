@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, Conflict
 
 from assigner.cli import errors
 from assigner.cli.main import cli
@@ -123,11 +123,30 @@ def test_while_the_version_in_force_cannot_be_read_another_one_can_be_put_into_f
 ) -> None:
     for number in (1, 2):
         operator.put("/v1/rates/cli", json={"per_second": number})
+    draft = activation.draft_by(pool.database, lambda content: content, actor="tune", reason="the same").id
     pool.change("UPDATE policies SET content = CAST(:wrong AS jsonb) WHERE id = 2", wrong=wrong)
     answer = operator.put("/v1/rates/cli", json={"per_second": 3})
     assert (answer.status_code, answer.json()["code"]) == (409, versions.UNREADABLE)
+    answer = operator.post(f"/v1/policies/{draft}/activate", json={})
+    assert (answer.status_code, answer.json()["code"]) == (409, activation.STALE)
+    assert operator.post(f"/v1/policies/{draft}/activate", json={"stale": True}).json() == {"id": draft, "kept": []}
+    pool.change("UPDATE policies SET content = CAST(:wrong AS jsonb) WHERE id = :id", wrong=wrong, id=draft)
     assert operator.post("/v1/policies/1/activate", json={}).json() == {"id": 1, "kept": []}
     assert operator.put("/v1/rates/cli", json={"per_second": 3}).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", ["7", '{"settings": 7, "limits": {}}'])
+def test_while_the_version_in_force_cannot_be_read_a_file_is_refused_only_if_it_was_changed(
+    pool: Pool, wrong: str
+) -> None:
+    file = PoolSettings(instances=(InstanceSettings(name="a"),))
+    pool.database.run(lambda c: policies.put_file(c, file, process="host", before=None))
+    pool.change("UPDATE policies SET content = CAST(:wrong AS jsonb)", wrong=wrong)
+    assert not pool.database.run(lambda c: policies.put_file(c, file, process="host", before=None))
+    changed, digest = PoolSettings(), policies.file_digest(file)
+    with pytest.raises(Conflict, match="cannot be read") as refused:
+        pool.database.run(lambda c: policies.put_file(c, changed, process="host", before=digest))
+    assert refused.value.code == versions.UNREADABLE
 
 
 def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.Client, pool: Pool) -> None:
