@@ -98,7 +98,19 @@ def test_groups_that_different_bots_could_take_are_drawn_from_all_bots(pool: Poo
     assert {bot.id % PARTS for bots in found for bot in bots} == set(range(PARTS))
 
 
-def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(many: Pool) -> None:
+def test_a_batch_is_spread_over_its_part_although_few_of_its_bots_have_room_for_all(many: Pool) -> None:
+    widen(many, 1000)
+    assert len(sampled_from(many, 4 * CROWD, 1)) == SMALL
+    many.change("UPDATE bots SET capacity = 0 WHERE id % 3 = 0")
+    found = sampled_from(many, 4 * CROWD, 1)
+    assert {bot_id % PARTS for bot_id in found} == {1}, "all that are free, and no others"
+    assert SAMPLE < len(found) < SMALL
+
+
+def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(
+    many: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "SPREAD", 0)
     jobs, fleet = 4 * CROWD, Fleet()
     needed = AMPLE * jobs
     widen(many, 10)
