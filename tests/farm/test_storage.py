@@ -79,7 +79,7 @@ async def writing(channel: grpc.aio.Channel) -> grpc.aio.Call:
 def test_a_stream_that_stands_still_is_ended_and_its_place_is_free(
     stalls: Callable[[grpc.aio.Channel], Awaitable[grpc.aio.Call]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passthrough, "STALLED", 0.2)
+    monkeypatch.setattr(passthrough, "STALLED", 2.0)  # longer than a busy machine lets the other client wait
     with capture_logs() as logs:
         found, code = asyncio.run(beside(stalls))
     assert found == [PIECES * len(PIECE), 2]
