@@ -5,12 +5,13 @@ on counters that only processes have. Names, severities, thresholds and advice a
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NoReturn
 
+import structlog
 from leasehold.states import JobState
+from psycopg.errors import QueryCanceled
 
 from assigner.queries import status
 from assigner.queries.status import Backlog
@@ -37,8 +38,14 @@ MAX_PAIRS, MAX_GATEWAYS, MAX_NODES = 1000, 1000, 100_000
 MAX_OF_RULE = 20
 SEVERITIES: Sequence[Severity] = ("critical", "warning", "info")
 #: What is said of a rule whose figure could not be read, and what to do.
-UNREAD = "Whether this is so is not known: somebody holds a table, or a stored value is wrong."
+UNREAD = (
+    "Whether this is so is not known: somebody holds a table, its figure takes too long, or a stored value is wrong."
+)
 HELD = "leasehold db doctor names the oldest transaction and values that cannot be used."
+
+# A stored value that cannot be used fails in Python if the database takes it: wrong JSON, or a time without an end.
+_WRONG_VALUES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_UNREADABLE = (*HINDRANCES, QueryCanceled, *_WRONG_VALUES)
 
 _BEFORE = Statement("""
 SELECT max(waiting) FROM pool_samples
@@ -49,8 +56,11 @@ _SCHEDULES = Statement(f"SELECT count(*) FROM schedules WHERE failures >= {FAILI
 _HELD_UP = Statement(f"SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}")
 
 
+_log = structlog.get_logger(__name__)
+
+
 class UnreadError(AttributeError):
-    """A figure could not be read, as somebody holds a table or a row is wrong."""
+    """A figure could not be read, as somebody holds a table, a row is wrong, or it takes too long."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,11 @@ def read(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> R
     }
     reading = object.__new__(Reading)
     for name, figure in figures.items():
-        with suppress(*HINDRANCES), connection.savepoint():
-            reading.__dict__[name] = figure(connection)
+        try:
+            with connection.savepoint():
+                reading.__dict__[name] = figure(connection)
+        except _UNREADABLE as error:
+            _log.warning("a figure of the alerts could not be read", figure=name, error=type(error).__name__)
     return reading
 
 
@@ -150,7 +163,9 @@ def judge(reading: Reading) -> list[Alert]:
     for rule in RULES:
         try:
             subjects = list(rule.find(reading, rule.threshold))
-        except UnreadError:
+        except _WRONG_VALUES as error:  # UnreadError is one of them
+            if not isinstance(error, UnreadError):
+                _log.warning("an alert could not be judged", alert=rule.name, error=type(error).__name__)
             found.append(Alert(rule.name, rule.severity, "", UNREAD, HELD))
             continue
         for subject, summary in subjects[:MAX_OF_RULE]:

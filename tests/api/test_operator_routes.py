@@ -17,6 +17,7 @@ from assigner.queries import alerts
 from assigner.settings import PoolSettings
 from schema import audit
 from schema.diagnostics import invariants
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from schema.readable import short_ids
@@ -190,6 +191,27 @@ def test_a_locked_table_hides_only_the_alerts_that_need_it(pool: Pool, operator:
     assert found["LeaseholdJobsWaitLong"] == "A job has been queued for 2 h."
     unknown = {name for name, summary in found.items() if summary == alerts.UNREAD}
     assert unknown == {"LeaseholdSchedulesFail", "LeaseholdSchedulesAreHeldUp"}
+
+
+def test_a_wrong_stored_value_hides_only_the_alerts_that_need_it(pool: Pool, operator: httpx.Client) -> None:
+    pool.submit()
+    pool.change("UPDATE jobs SET queued_at = now() - interval '2 h'")
+    pool.change("INSERT INTO gateways (name, url, figures) VALUES ('g', '', '7')")
+    found = {each["name"]: each["summary"] for each in operator.get("/v1/alerts").json()["alerts"]}
+    assert found["LeaseholdJobsWaitLong"] == "A job has been queued for 2 h."
+    assert found["LeaseholdGatewayIsBehind"] == alerts.UNREAD
+
+
+@pytest.mark.conflicts
+def test_a_figure_that_takes_too_long_hides_only_the_alerts_that_need_it(pool: Pool, race: Race) -> None:
+    def hurried(connection: Connection) -> set[str]:
+        connection.execute(Statement("SELECT set_config('statement_timeout', '80', true)"))
+        return {each.name for each in alerts.alerts(connection) if each.summary == alerts.UNREAD}
+
+    with race.first() as stranger:
+        stranger.connection.execute_sql("LOCK TABLE schedules IN ACCESS EXCLUSIVE MODE")
+        assert pool.database.run(hurried) >= {"LeaseholdSchedulesFail", "LeaseholdSchedulesAreHeldUp"}
+    race.forget_errors()
 
 
 def test_the_audit_comes_in_pages_newest_first(pool: Pool, operator: httpx.Client) -> None:
