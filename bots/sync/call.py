@@ -207,7 +207,7 @@ class SyncCall:
     #: The bot's live leases before the call.
     held: list[Row] = field(default_factory=list)
     #: Leases of older sessions of the bot, which could not end when this session began.
-    left: list[Row] = field(default_factory=list)
+    of_older_sessions: list[Row] = field(default_factory=list)
     #: The jobs whose starts calls of the batch have reported.
     started: Collection[int] = ()
     #: The attempts that the call has ended.
@@ -255,9 +255,11 @@ class SyncCall:
         return 0 if sync is None or self.leaves or self.bot.sync_seq != sync.seq - 1 else sync.unlisted
 
     @property
-    def still_left(self) -> int:
+    def still_of_older_sessions(self) -> int:
         """Return how many leases of older sessions the call has not ended."""
-        return len({lease.job_id for lease in self.left} - {job.job_id for job in self.ended}) if self.left else 0
+        if not self.of_older_sessions:
+            return 0
+        return len({lease.job_id for lease in self.of_older_sessions} - {job.job_id for job in self.ended})
 
     @property
     def is_idle(self) -> bool:
@@ -322,7 +324,7 @@ class SyncCall:
         anew = {"reason": STARTED_ANEW}
         self.outcome.endings += [
             AttemptEnd(lease.job_id, lease.fence, self.bot.id, lease.bot_epoch, Verdict.LOST, anew)
-            for lease in self.left
+            for lease in self.of_older_sessions
         ]
 
     def size(self) -> None:

@@ -79,7 +79,7 @@ class ReportTrials:
 
     def possible(self, sync_call: SyncCall, moves: Sequence[M], move: Callable[[M], object]) -> list[M]:
         """Return those of the starts or ends of a call that can be applied. Each is tried alone, and undone."""
-        leases = {lease.job_id: lease for lease in (*sync_call.held, *sync_call.left)}
+        leases = {lease.job_id: lease for lease in (*sync_call.held, *sync_call.of_older_sessions)}
         found = list[M]()
         for each in moves:
             lease = leases[each.job_id]

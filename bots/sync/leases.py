@@ -109,7 +109,7 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
     """
     older = _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
     for sync_call in sync_calls if older else ():
-        sync_call.left = [lease for lease in older if lease.bot_id == sync_call.bot.id]
+        sync_call.of_older_sessions = [lease for lease in older if lease.bot_id == sync_call.bot.id]
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
@@ -123,14 +123,14 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
     """
     for sync_call in sync_calls:
         sync_call.due = _known(sync_call)
-    _gather(connection, DUE_LEASES, [each for each in sync_calls if _has_unread(each)], _left, lambda each: each.due)
+    _gather(connection, DUE_LEASES, [each for each in sync_calls if _has_unread(each)], _unread, lambda each: each.due)
     for sync_call in sync_calls:
-        unchanged = sync_call.bot_capacity.held - sync_call.still_left - len(sync_call.due)
+        unchanged = sync_call.bot_capacity.held - sync_call.still_of_older_sessions - len(sync_call.due)
         sync_call.left_out = unchanged if unchanged == sync_call.unlisted else 0
     disagreeing = [each for each in sync_calls if each.unlisted != each.left_out]
     for sync_call in disagreeing:
         sync_call.due = _known(sync_call)
-    _gather(connection, DUE_LEASES, disagreeing, _left, lambda each: each.due, whole=True)
+    _gather(connection, DUE_LEASES, disagreeing, _unread, lambda each: each.due, whole=True)
     for sync_call in sync_calls:
         if len(sync_call.due) > 1:
             sync_call.due.sort(key=attrgetter("job_id"))
@@ -148,7 +148,7 @@ def _reported(sync_call: SyncCall) -> Known:
     return ((report.job, report.fence) for report in leases if JOB_ID.fullmatch(report.job))
 
 
-def _left(sync_call: SyncCall) -> Known:
+def _unread(sync_call: SyncCall) -> Known:
     gone = {job.job_id for job in sync_call.ended} | {lease.job_id for lease in sync_call.due}
     return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in gone)
 
@@ -156,8 +156,8 @@ def _left(sync_call: SyncCall) -> Known:
 def _has_unread(sync_call: SyncCall) -> bool:
     """Whether leases may be due that are not known yet. Those that the bot does not list were read if they changed."""
     if sync_call.unlisted > 0:
-        return any(_left(sync_call))
-    return sync_call.bot_capacity.held - sync_call.still_left > len(sync_call.due)
+        return any(_unread(sync_call))
+    return sync_call.bot_capacity.held - sync_call.still_of_older_sessions > len(sync_call.due)
 
 
 def _known(sync_call: SyncCall) -> list[Row | FetchedLease]:

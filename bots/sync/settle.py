@@ -284,7 +284,7 @@ class SyncService:
 
     def _held_until(self, connection: Connection, settled: Sequence[SyncCall]) -> dict[int, datetime]:
         """Return until when agents may run what older sessions of their bots have left; see `end`."""
-        leaving = [sync_call.bot.id for sync_call in settled if sync_call.left]
+        leaving = [sync_call.bot.id for sync_call in settled if sync_call.of_older_sessions]
         return read_ends_of_older(connection, leaving, ttl=self._timing.ttl)
 
     def _compared(self, connection: Connection, settled: list[SyncCall], replies: dict[int, Reply]) -> list[SyncCall]:
