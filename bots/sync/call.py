@@ -206,7 +206,8 @@ class SyncCall:
     remaining: float
     #: The bot's live leases before the call.
     held: list[Row] = field(default_factory=list)
-    #: Leases of older sessions of the bot, which could not end when this session began.
+    #: Leases of older sessions of the bot, which could not end when this session began. They end as lost: nothing tells
+    #: any more whether the bot was only cut off.
     of_older_sessions: list[Row] = field(default_factory=list)
     #: The jobs whose starts calls of the batch have reported.
     started: Collection[int] = ()

@@ -38,7 +38,8 @@ def open_sessions(
     opened. `tracer` is told of the attempts that ended.
 
     If a job of an older session cannot be queued again now, as somebody holds a row or one is wrong, the sessions are
-    opened without that. A sync of the new session queues it, once it can be.
+    opened without that. A sync of the new session queues it, once it can be, and charges it with a lost bot, even if
+    the bot was only cut off.
     """
     answers: dict[str, Session | BadInput] = {}
     chosen: dict[str, tuple[str, SessionOpening]] = {}

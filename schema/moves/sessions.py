@@ -285,8 +285,9 @@ def open_sessions(
 
     tries: the ends of the leases are tried first. One that cannot end now, as somebody holds a row or one is wrong,
         stays as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that
-        session. What it has taken of the bot's resources stays in use. What was charged to jobs of a bot stays so if
-        it cannot be taken back.
+        session. It then ends as lost, even if its bot was only cut off, because nothing tells that any more. What it
+        has taken of the bot's resources stays in use. What was charged to jobs of a bot stays so if it cannot be taken
+        back.
     """
     advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
@@ -483,7 +484,8 @@ def held_jobs(connection: Connection, *, bot_id: int) -> list[int]:
 def close(connection: Connection, bot_id: int, *, keeps_leases: bool) -> None:
     """End the session of a bot that leaves. The caller has locked the bot, and ended its leases.
 
-    keeps_leases: some of them cannot end now. Then the session is over for the bot, and is closed when it expires.
+    keeps_leases: some of them cannot end now. Then the session is over for the bot, and is closed when it expires:
+        these leases end as lost, although the bot has given them back.
     """
     connection.execute(STOP_RENEWING if keeps_leases else CLOSE, {"id": bot_id, "ids": [bot_id]})
     wake(connection, "jobs")
