@@ -40,6 +40,8 @@ MAX_LOOKS = 4000
 #: Jobs from which on, and domains up to which, a batch is placed on a part of the fleet where nobody else places.
 #: Groups of many domains together need all bots. Groups of one domain, however many, can share a sample.
 CROWD, FEW = 20, 4
+#: Bots over which a batch with a part is spread, even if fewer have room for it: so few rows cost little.
+SPREAD = 256
 #: Room is ample if it is this many times what the jobs take: jobs of one unit, and larger ones. Nearly half of the room
 #: of a bot may be too small for a job of several units.
 AMPLE, AMPLE_IF_LARGE = 1.5, 2.0
@@ -66,6 +68,10 @@ class Enough:
         units: what all of the jobs take. largest: the most that one of them takes.
         """
         return cls(sample + jobs - 1, sample, (AMPLE if largest == 1 else AMPLE_IF_LARGE) * units)
+
+    def spread(self) -> "Enough":
+        """Return the same for a batch that is to leave no bots idle beside full ones: with a larger sample."""
+        return replace(self, sample=max(self.sample, min(SPREAD, self.bots)))
 
     def are(self, bots: int, room: int) -> bool:
         """Return whether this number of bots with this room together is enough."""
@@ -178,17 +184,17 @@ class FreeBots:
         take all jobs.
         """
         those = joined([cell.part(part) for cell in self._cells])
-        if len(those) < enough.sample:
-            return False
-        order = shuffled(those, self._chance)
-        while not enough.are(self._free, self._units):
-            roomy = max(enough.sample, ceil(self.domains * enough.room / self._fleet.room))
+        order, spread = shuffled(those, self._chance), enough.spread()
+        while not spread.are(self._free, self._units):
+            roomy = max(spread.sample, ceil(self.domains * enough.room / self._fleet.room))
             more = min(self._needed(min(enough.bots, roomy) - self._free), len(those) - len(self._drawn))
             if not more or self._would_cost_more(more):
-                self._begin()
-                return False
+                break
             self._draw(islice(order, more))
             self._fleet.room = max(self._units / max(self._free, 1), 1.0)
+        if not enough.are(self._free, self._units):
+            self._begin()
+            return False
         return True
 
     def read_for(self, missing: Sequence[tuple[Draw, int]]) -> bool:
