@@ -50,9 +50,7 @@ class OverflowController:
         is_due = seen.deferred or seen.newest >= self._enough or self._now() >= self._next
         if not (is_due and self._pace.try_begin()):
             return
-        began = self._now()
         counted = self._database.run(partial(self._balance, seen=seen, most=seen.most))
-        self._pace.finished(self._now() - began)
         if counted is not None:
             self._enough, self._next = seen.newest + seen.most - counted + 1, self._now() + RECOUNT
 
@@ -60,10 +58,13 @@ class OverflowController:
         """Count what waits, and move what is too much or what there is room for. Returns the count; None if another
         process is at it, which would move as many once more."""
         if not advisory.try_take_overflow(connection):
+            self._pace.finished(0.0)
             return None
+        began = self._now()
         counted = queue_limits.count_waiting(connection, most=most + LIMIT)
+        self._pace.finished(self._now() - began)
         if counted > most:
-            self._defer(connection, counted - most, normal=seen.normal, most=most)
+            self._defer(connection, min(LIMIT, counted - most), normal=seen.normal, most=most)
         elif seen.deferred and counted < AGAIN * most:
             self._return(connection, min(LIMIT, int(AGAIN * most) - counted))
         return counted

@@ -173,7 +173,7 @@ class FreeBots:
         return " ".join(map(str, sorted({cell.kind for cell in self._cells})))
 
     def has_parts(self, part: Part) -> bool:
-        """Return whether the bots are so many that a part of them is large enough for a batch."""
+        """Return whether each part of these bots has enough of them for a batch."""
         return len(self._everything) >= SMALL * part.parts
 
     def read_part(self, part: Part, enough: Enough) -> bool:

@@ -27,8 +27,7 @@ from schema.postgres.engine import Database
 #: More than all jobs together.
 MANY = 1_000_000
 PROCESSES = 2
-#: So many that each process has a part of them to itself, as in a large pool: what is compared is not how often two
-#: processes want one bot.
+#: Each process has a part of these bots to itself, as in a large pool. With fewer, the processes would take turns.
 BOTS = 400
 #: The constraints of a job by its key, for each contender; None = it has none.
 CONTENDERS: dict[str, Callable[[int], dict[str, Any]] | None] = {

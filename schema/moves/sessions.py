@@ -150,8 +150,7 @@ CLOSE = Statement(f"""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
 WHERE id = ANY (CAST(:ids AS bigint[]))
 """)
-# Starts from the overdue leases, of which there are few, and finds their bots by id. Leases of older sessions do not
-# count.
+# Starts from the overdue leases, of which there are few, and finds their bots by id. Leases of older sessions stay.
 CLOSE_OVERDUE = Statement("""
 WITH overdue AS MATERIALIZED (
     SELECT b.id FROM bots b

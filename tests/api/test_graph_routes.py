@@ -1,15 +1,17 @@
 """Graphs over HTTP and on the command line."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from leasehold import Client
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound
 from structlog.testing import capture_logs
 
-from tests.support.http import Answer, Gateway, call, in_turn
+from tests.support.http import Answer, Gateway, call, gateway, in_turn
 from tests.support.pool import Pool, completed
 from tests.support.servers import Served, counts
 
@@ -141,6 +143,16 @@ def test_a_retry_that_is_repeated_gets_the_same_answer_and_runs_nothing_again(
     fail()
     assert operator.post("/v1/graphs/retry", json=request).json() == first, "also after another retry"
     assert operator.post("/v1/graphs/retry", json={**request, "key": "k" * 151}).json()["field"] == "key"
+
+
+def test_a_client_retries_a_graph_at_an_older_gateway_without_a_key() -> None:
+    unknown = Answer({"code": "bad_input", "field": "key", "detail": "key: is not known"}, 422)
+    with gateway(in_turn(unknown, Answer({"nodes": []}), unknown)) as older:
+        client = Client(older.url, "token", chance=random.Random(1))
+        assert client.graphs.retry("g") == {"nodes": []}
+        assert ["key" in asked.body for asked in older.asked] == [True, False]
+        with pytest.raises(BadInput, match="key"):
+            client.graphs.retry("g", key="k")
 
 
 def test_a_graph_that_a_queue_has_no_room_for_is_refused_whole(pool: Pool, operator: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""What a call pays for leases that cannot end, as somebody holds a row or one is wrong, and who is told of them."""
+"""Leases that cannot end, because somebody holds a row or a row is wrong: what they cost a call, and who is told."""
 
 import json
 import threading
