@@ -79,6 +79,23 @@ def test_a_callback_that_had_nothing_to_do_is_no_call_that_failed() -> None:
     assert not GraphState.of(shown | {"callback": None}).all_succeeded
 
 
+def test_the_values_of_a_group_are_read_together() -> None:
+    calls = leasehold.chain(leasehold.group(*[example_app.divide.s(number) for number in range(30)]))
+    ids = [str(uuid.UUID(int=number)) for number in range(30)]
+    asked: list[list[str]] = []
+
+    def results(wanted: list[str]) -> list[dict[str, Any]]:
+        asked.append(wanted)
+        # In another order: an answer names its job.
+        return [
+            {"id": id, "state": "succeeded", "result": {"ok": ids.index(id)}, "reason": None} for id in wanted[::-1]
+        ]
+
+    nodes = [{"node": number, "job": id, "state": "succeeded"} for number, id in enumerate(ids)]
+    assert calls.value(cast(Client, SimpleNamespace(results=results)), nodes) == list(range(30))
+    assert asked == [ids]
+
+
 class Own:
     """A serialiser of a program's own."""
 

@@ -256,6 +256,17 @@ def test_what_cannot_be_sent_is_refused_by_name_before_anything_is(program: Gate
     assert program.asked == []
 
 
+def test_two_functions_of_a_module_cannot_be_one_task() -> None:
+    pool = Pool("http://localhost", "t")
+    first = pool.task(name="mail")(task_app.add.function)
+    assert pool.task(name="mail")(task_app.add.function).name == first.name, "its module was imported again"
+    with pytest.raises(
+        BadInput, match=r"^name: 'mail' is the name of two tasks, 'tests.support.apps.task_app.add' too"
+    ):
+        pool.task(name="mail")(task_app.echo.function)
+    assert pool.tasks["mail"].function is task_app.add.function
+
+
 def test_a_call_that_python_would_refuse_is_refused_as_python_does(program: Gateway) -> None:
     said = r"^task '[\w.]+\.add' is called as add\(left: .*\) -> int: too many positional arguments$"
     with pytest.raises(TypeError, match=said):

@@ -12,7 +12,7 @@ from leasehold.client import Client
 from leasehold.errors import BadInput
 from leasehold.graphs import CallbackOn, GraphRequest, Node, SubmittedGraph
 from leasehold.jobs import NodeFields
-from leasehold.tasks.task import IN_TURN, Signature, TaskJob
+from leasehold.tasks.task import IN_TURN, Signature, TaskJob, values_of
 from leasehold.transport import Record
 from leasehold.wire import Hinting
 
@@ -113,11 +113,8 @@ class CallGraph(Hinting, GraphRequest):
         jobs = {Node(each["node"]): each["job"] for each in nodes}
         # The callback is no call of these, and ends as cancelled if it has nothing to do.
         bad = [node for each in nodes if (node := Node(each["node"])) in self._calls and each["state"] in _ENDED_BADLY]
-        values = []
-        for node in bad[:1] or self._last:
-            job = TaskJob[Any](jobs[node], created=True, task=self._calls[node].task)
-            (ended,) = client.results([job.id])
-            values.append(job.value(ended))
+        calls = [TaskJob[Any](jobs[node], created=True, task=self._calls[node].task) for node in bad[:1] or self._last]
+        values = values_of(calls, client.results([each.id for each in calls]), return_errors=False)
         return values if self._is_group else values[0]
 
 

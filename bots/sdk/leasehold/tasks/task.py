@@ -145,8 +145,9 @@ class TaskRegistry:
             raise BadInput("task", f"'{function.__qualname__}' is not a function of a module, so no bot can import it")
         called = name or f"{module_name(function.__module__)}.{function.__qualname__}"
         known = self.tasks.get(called)
-        if known is not None and known.function.__module__ != function.__module__:
-            raise BadInput("name", f"'{called}' is the name of two tasks")
+        # A module that is imported again has the same function again.
+        if known is not None and _place(known.function) != _place(function):
+            raise BadInput("name", f"'{called}' is the name of two tasks, '{'.'.join(_place(known.function))}' too")
         cls: type[Task[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(function) else Task
         task = self.tasks[called] = cls(self, function, called, options)
         return task
@@ -170,6 +171,10 @@ class TaskRegistry:
     def app_of(self, module: str) -> str:
         """Return the name of the app, for tasks of this module."""
         return self.app or module_name(module).partition(".")[0]
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 def module_name(module: str) -> str:
