@@ -296,8 +296,9 @@ def _kept_durations(text: str) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on one line, with times in ISO 8601."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_jsonable))
+    """Print one JSON document on one line, with times in ISO 8601; letters are escaped where they are not UTF-8."""
+    escaped = sys.stdout.encoding.lower() != "utf-8"
+    click.echo(json.dumps(value, ensure_ascii=escaped, separators=(",", ":"), default=_jsonable))
 
 
 def _jsonable(value: object) -> object:

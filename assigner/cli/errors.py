@@ -1,9 +1,11 @@
-"""Running a command: errors become one sentence on standard error and an exit code."""
+"""Running a command: errors become one sentence on standard error and an exit code, whatever the three streams are."""
 
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from leasehold import wire
@@ -11,6 +13,50 @@ from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotRe
 
 from assigner.cli.names import NEEDLESS_OPTIONS, RENAMED_OPTIONS, SUBMIT_OPTIONS
 from schema.readable import tell
+
+
+class StandardError(io.FileIO):
+    """Standard error of the program: what cannot be written there is lost, and what the process does goes on.
+
+    On a full disk, or once its terminal is gone, a line of the log would otherwise end whatever has logged it: a bot
+    with its jobs, or a loop of an assigner. The next line that can be written comes after the number of those lost.
+    """
+
+    _lost = 0
+
+    def write(self, data: Any, /) -> int:
+        try:
+            if self._lost and super().write(f"\nlines that could not be written here: {self._lost:,}\n".encode()):
+                self._lost = 0
+            written = super().write(data)
+        except OSError:
+            written = None
+        if written is None:
+            # Also if it would have to be waited for, because somebody has made the stream so.
+            self._lost += bytes(data).count(b"\n")
+            return len(data)
+        return written
+
+
+def open_streams() -> None:
+    """Make the three standard streams such that no command has to look what they are.
+
+    One that the caller has closed leads nowhere: otherwise the next file or connection would be opened as it, and
+    written to. What the encoding of the locale does not have is printed as its number.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    encoding = sys.stderr.encoding if sys.stderr else sys.stdout.encoding
+    raw = StandardError(2, "w", closefd=False)
+    raw.name = "<stderr>"
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:

@@ -757,6 +757,7 @@ def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def main() -> None:
     """The console script."""
+    errors.open_streams()
     if "LEASEHOLD_PARENT" in os.environ:
         from assigner.process.children import follow_parent
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -27,7 +27,8 @@ def topics() -> Mapping[str, Callable[[], str]]:
     """Return for each topic, by name, a function that reads its page."""
     folder = _INSTALLED if _INSTALLED.is_dir() else _REPOSITORY / "ops" / "docs"
     first = folder / "readme.md" if _INSTALLED.is_dir() else _REPOSITORY / "README.md"
-    pages = {path.stem: path.read_text for path in folder.glob("*.md")} | {_FIRST: first.read_text}
+    files = {**{path.stem: path for path in folder.glob("*.md")}, _FIRST: first}
+    pages: dict[str, Callable[[], str]] = {name: partial(path.read_text, "utf-8") for name, path in files.items()}
     return dict(sorted({**pages, _MODULES: modules}.items()))
 
 
@@ -48,7 +49,7 @@ def modules() -> str:
 
 def _first_sentence(module: Path) -> str:
     """Read the docstring, with which every module begins, without the parser, which takes a second for all of them."""
-    paragraph = " ".join(module.read_text().split('"""', 2)[1].partition("\n\n")[0].split())
+    paragraph = " ".join(module.read_text(encoding="utf-8").split('"""', 2)[1].partition("\n\n")[0].split())
     return re.sub(r"(?<=\w\w[.)]) .*", "", paragraph)
 
 

@@ -79,7 +79,10 @@ def up(
     reload: bool,
     as_json: bool,
 ) -> int:
-    """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
+    """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots.
+
+    SIGTERM ends it too, and so does the end of its terminal; `nohup leasehold up` goes on without one.
+    """
     logs.to_stderr("WARNING")
     console = None if console is None else _free_for("console", console, module="nicegui", of="NiceGUI")
     farm = None if farm is None else _free_for("farm", farm, module="grpc", of="gRPC")
@@ -92,7 +95,9 @@ def up(
     if app is not None:
         names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
     seen = installation.settings.seen_by_tasks(installation.environ)
-    with Signals(signal.SIGTERM, signal.SIGINT) as signals:
+    # The terminal closes, unless `nohup` has detached it.
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    with Signals(signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * hangs_up) as signals:
 
         def rest(seconds: float) -> None:
             if (number := signals.wait(seconds)) is not None:

@@ -310,7 +310,8 @@ class Agent:
         0 = drained; 1 = drained, but some results could not be delivered; 2 = the gateway refused the bot; 4 = another
         agent took over the name; 130 = left at once.
 
-        The first SIGTERM or SIGINT drains, the second kills all commands at once. Raises BadInput if the settings
+        The first SIGTERM or SIGINT drains, as does SIGHUP, when the terminal closes, unless it was ignored as by
+        `nohup`. The second kills all commands at once. Raises BadInput if the settings
         cannot be used on this machine. Raises LeaseholdError if this is not Linux with /proc, or if processes of an
         earlier agent or session cannot be killed.
         """
@@ -506,7 +507,7 @@ class Agent:
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:
-        """Put SIGTERM and SIGINT into the inbox while the block runs.
+        """Put SIGTERM, SIGINT, and SIGHUP unless it is ignored, into the inbox while the block runs.
 
         Does nothing outside the main thread, because Python allows signal handlers only there.
 
@@ -517,7 +518,9 @@ class Agent:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         reader, writer = socket.socketpair()
         writer.setblocking(False)
 

@@ -89,6 +89,22 @@ def test_sigterm_drains_also_if_another_thread_receives_it_and_a_second_signal_l
     assert TOKEN not in log
 
 
+def test_an_agent_whose_terminal_closes_drains_unless_nohup_has_detached_it(tmp_path: Path) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    for before, ends in (("", True), (ignoring, False)):
+        pool = Pool()
+        with gateway(pool) as stands, agent_process(stands.url, tmp_path, before=before, drain_seconds=0) as agent:
+            pool.grant(payload={"command": ["sleep", "60"]})
+            pool.until(lambda: processes(tmp_path))
+            agent.send_signal(signal.SIGHUP)
+            if ends:
+                assert agent.wait(MINUTE) == 0
+                assert [each["verdict"] for each in pool.outcomes.values()] == ["released"]
+            else:
+                agent.send_signal(signal.SIGTERM)
+                assert agent.wait(MINUTE) == 0
+
+
 def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean_and_says_its_session_died(tmp_path: Path) -> None:
     pool = Pool()
     with gateway(pool) as stands, agent_process(stands.url, tmp_path, capacity=2) as agent:

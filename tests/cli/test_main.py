@@ -1,5 +1,6 @@
 """The console script: exit codes, the one line on standard error, JSON on standard output."""
 
+import contextlib
 import io
 import json
 import logging
@@ -26,6 +27,7 @@ from assigner.cli.main import cli, sections
 from assigner.config import keys, loading
 from assigner.settings import Installation, PoolSettings
 from bots.cli import backlog, jobs, listing, submit
+from schema import readable
 from schema.diagnostics import invariants
 from schema.postgres import embedded, urls
 from schema.postgres.engine import Database
@@ -411,6 +413,63 @@ def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console)
     assert process.stderr.read() == "1\n"
     process.stderr.close()
     process.wait(MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("config show >&-", 0),
+        ("config show >&- 2>&- <&-", 0),
+        ("config show --json 2>&-", 0),
+        ("nothing 2>&-", 2),
+        ("nothing 2>/dev/full", 2),
+        ("help", 0),
+        ("submit --help", 0),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_streams_are_closed_or_full_or_of_another_encoding(
+    console: Console, command: str, code: int, encoding: str
+) -> None:
+    environ = {**console.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": encoding}
+    environ["LC_ALL"] = "C"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{LEASEHOLD} {command}"], cwd=console.directory, env=environ,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=MINUTE, check=False,
+    )  # fmt: skip
+    assert (done.returncode, b"Traceback" in done.stderr) == (code, False), done
+
+
+def test_json_is_utf_8_or_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in ("utf-8", "latin-1", "ascii"):
+        out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr("sys.stdout", out)
+        readable.print_json({"label": "größe ✓ 😀"})
+        out.flush()
+        assert json.loads(cast(io.BytesIO, out.buffer).getvalue().decode()) == {"label": "größe ✓ 😀"}
+        monkeypatch.undo()
+
+
+def test_a_log_that_cannot_be_written_stops_nothing_and_tells_what_is_missing() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    filled = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            filled += os.write(writer, bytes(4096))
+    log = io.TextIOWrapper(io.BufferedWriter(errors.StandardError(writer, "w")), line_buffering=True)
+    for number in range(3):
+        log.write(f"{number} is lost\n")
+    os.set_blocking(writer, True)
+    assert len(os.read(reader, filled)) == filled
+    log.write("this is there\n")
+    log.write("this too\n")
+    assert os.read(reader, filled) == b"\nlines that could not be written here: 3\nthis is there\nthis too\n"
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), writer)
+    log.write("this is lost too\n")
+    log.close()
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

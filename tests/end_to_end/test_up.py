@@ -119,12 +119,13 @@ def home(leasehold: Path) -> Iterator[Home]:
     shutil.rmtree(made.data)
 
 
-def test_a_start_that_is_interrupted_says_no_more_than_that(home: Home) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 0)])
+def test_a_start_that_is_interrupted_says_no_more_than_that(home: Home, number: signal.Signals, code: int) -> None:
     (home.data / "slow_app.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
     started = home._started("--app", "slow_app:pool", program=home.program)
     eventually(lambda: (home.data / "begun").exists())
-    started.send_signal(signal.SIGINT)
-    assert started.wait(STARTS_WITHIN) == 130
+    started.send_signal(number)
+    assert started.wait(STARTS_WITHIN) == code
     assert home.said() == ["stopped before the pool was up; nothing runs, and `leasehold up` begins the start again"]
     assert not (home.data / "pg").exists()
 

@@ -1,7 +1,7 @@
 """A program `leasehold` that hands its command line to a fork server, and ends as the command there ends.
 
 The fork server copies this file into a directory of its own, which tests put in front of PATH. It passes arguments,
-directory, environment and the three standard streams on, and forwards SIGINT and SIGTERM. The processes of
+directory, environment and the three standard streams on, and forwards SIGINT, SIGTERM and SIGHUP. The processes of
 `leasehold up` are forked too. `leasehold demo` is run by the real console script instead.
 """
 
@@ -50,7 +50,7 @@ def forward(arguments: list[str]) -> int:
         else:
             early.append(number)
 
-    for number in (_signal.SIGINT, _signal.SIGTERM):
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         _signal.signal(number, pass_on)
     fields = [os.getcwdb(), str(len(arguments)).encode(), *map(os.fsencode, arguments)]
     fields += [name + b"=" + value for name, value in os.environb.items()]
