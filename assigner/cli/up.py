@@ -95,9 +95,7 @@ def up(
     if app is not None:
         names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
     seen = installation.settings.seen_by_tasks(installation.environ)
-    # The terminal closes, unless `nohup` has detached it.
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    with Signals(signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * hangs_up) as signals:
+    with Signals(*_ending()) as signals:
 
         def rest(seconds: float) -> None:
             if (number := signals.wait(seconds)) is not None:
@@ -132,6 +130,12 @@ def up(
                         pool.reload_app()
         except Stopped as stopped:
             return _end(stopped, is_up=is_up)
+
+
+def _ending() -> list[signal.Signals]:
+    """Return the signals that end a pool: also that its terminal closes, unless `nohup` has detached it."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * hangs_up]
 
 
 def farm_bot(name: str, *, capacity: int) -> LocalBot:
