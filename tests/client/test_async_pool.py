@@ -5,8 +5,10 @@ import gc
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import leasehold
 import psycopg
 import pytest
 from leasehold.async_pool import AsyncPool
@@ -286,6 +288,41 @@ def test_coroutines_defer_calls_and_read_what_the_functions_returned(app: App, s
     assert json.loads(submits[0][0]["stdin"]) == {"args": [1], "kwargs": {"right": 2}}
     assert submits[0][0]["command"][1] == "tests.support.apps.task_app:pool_of_a_test"
     assert stands.paths()[-1] == "POST /v1/jobs/cancel"
+
+
+def test_calls_that_are_put_together_are_deferred_and_awaited_by_coroutines(app: App, stands: Gateway) -> None:
+    jobs, looks = pool_of_jobs(), list[str]()
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        counts = dict.fromkeys(("blocked", "blocked_forever", "parked", "active", "failed", "cancelled", "dead"), 0)
+        state = "active" if len(looks) < 2 else "finished"
+        graph = {"id": IDS[0], "name": "sums", "nodes": 2, "queued": 0, "succeeded": 2, "state": state, **counts}
+        match asked.path:
+            case "/v1/graphs":
+                made = jobs(replace(asked, path="/v1/jobs", body={"jobs": asked.body["nodes"]}))
+                nodes = [{"node": node, "id": each["id"]} for node, each in enumerate(made.body["jobs"])]
+                return Answer({"id": IDS[0], "name": "sums", "created": True, "nodes": nodes, "warnings": []})
+            case path if path.startswith("/v1/graphs/"):
+                looks.append(path)
+                page = [{"node": node, "job": IDS[node], "state": "succeeded"} for node in range(2)]
+                return Answer({**graph, "page": page})
+        return jobs(asked)
+
+    async def work() -> None:
+        calls = leasehold.group(app.add.s(1, 2), app.add.s(3, 4))
+        waits = asyncio.create_task((await calls.defer_async()).result(timeout=MINUTE))
+        await asyncio.sleep(0)
+        assert not waits.done(), "the event loop goes on"
+        assert await waits == [3, 7]
+        with pytest.raises(AttributeError, match=r"a graph of calls has no 'get': use .result\(timeout=60\)"):
+            (await leasehold.chain(app.add.s(1)).defer_async()).get()  # type: ignore[attr-defined]
+
+    stands.script = answer
+    run_alone(work)
+    assert len(looks) > 2
+    if isinstance(app.pool, AsyncPool):
+        with pytest.raises(RuntimeError, match=r"of an AsyncPool have no `defer`: use `await ….defer_async\(\)`"):
+            leasehold.chain(app.add.s(1)).defer()
 
 
 def test_a_job_without_a_value_and_one_that_goes_on_are_told_as_of_a_pool(app: App, stands: Gateway) -> None:

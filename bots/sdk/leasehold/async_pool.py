@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from leasehold.async_calls import AsyncCalls, on_thread
-from leasehold.calls.graphs import is_unfinished
 from leasehold.client import LONG_POLL, MAX_IDS, PROGRESS_POLL, Client, Job, Output
-from leasehold.errors import LeaseholdError, TaskFailed, TimedOut
-from leasehold.graphs import Changes, GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
+from leasehold.errors import LeaseholdError, TaskFailed
+from leasehold.graphs import AsyncSubmittedGraph, GraphRequest, OnFailure, SubmittedGraph
 from leasehold.jobs import (
     AnyJob,
     CancelledJob,
@@ -40,7 +39,7 @@ from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
 from leasehold.tasks.task import SubmittedCall, calls_of, values_of
 from leasehold.transport import Interruption
-from leasehold.wire import Serialiser, waited
+from leasehold.wire import Serialiser
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -311,52 +310,4 @@ class AsyncGraph(GraphRequest):
         """See `Graph.submit`."""
         client = self._pool.client
         answer = await self._pool.call(client.graphs.submit, self.request())
-        return AsyncSubmittedGraph(self._pool, SubmittedGraph(client, answer))
-
-
-class AsyncSubmittedGraph:
-    """A graph that was submitted from a coroutine; see `SubmittedGraph`."""
-
-    def __init__(self, pool: AsyncPool, graph: SubmittedGraph) -> None:
-        self._pool, self._graph = pool, graph
-        self.id, self.name, self.created = graph.id, graph.name, graph.created
-        self.jobs, self.warnings = graph.jobs, graph.warnings
-
-    def __repr__(self) -> str:
-        return f"Async{self._graph!r}"
-
-    async def state(self) -> GraphState:
-        """See `SubmittedGraph.state`."""
-        return await self._pool.call(self._graph.state)
-
-    async def wait(
-        self, timeout: float | None = None, *, on_progress: Callable[[GraphState], object] | None = None
-    ) -> GraphState:
-        """See `SubmittedGraph.wait`. The function is called in the event loop."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + waited(timeout)
-        rest = 0.05
-        tell = None if on_progress is None else Changes(on_progress)
-        while True:  # no thread is kept between two looks
-            found = await self._pool.call(self._graph.look)
-            if tell is not None:
-                tell(found)
-            if not is_unfinished(found):
-                return GraphState.of(found)
-            left = deadline - loop.time()
-            if left <= 0:
-                raise TimedOut([self.id], timeout or 0.0)
-            await asyncio.sleep(min(left, rest))
-            rest = min(1.0, 2 * rest)
-
-    async def results(self) -> Mapping[Node, Result]:
-        """See `SubmittedGraph.results`."""
-        return await self._pool.call(self._graph.results)
-
-    async def retry(self, *nodes: Node) -> Mapping[Node, Job]:
-        """See `SubmittedGraph.retry`."""
-        return await self._pool.call(self._graph.retry, *nodes)
-
-    async def cancel(self) -> int:
-        """See `SubmittedGraph.cancel`."""
-        return await self._pool.call(self._graph.cancel)
+        return AsyncSubmittedGraph(self._pool.of_loop(), SubmittedGraph(client, answer))

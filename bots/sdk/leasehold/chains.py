@@ -6,15 +6,18 @@ be tried again by `leasehold graph retry`, and the others go on from there.
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
 
 from leasehold.client import Client
 from leasehold.errors import BadInput
-from leasehold.graphs import CallbackOn, GraphRequest, Node, SubmittedGraph
+from leasehold.graphs import AsyncSubmittedGraph, CallbackOn, GraphRequest, Node, SubmittedGraph
 from leasehold.jobs import NodeFields
 from leasehold.tasks.task import IN_TURN, Signature, TaskJob, values_of
 from leasehold.transport import Record
 from leasehold.wire import Hinting
+
+if TYPE_CHECKING:
+    from leasehold.async_calls import AsyncCalls
 
 #: What Celery's users write to submit what was put together, or to put more together.
 _INSTEAD = dict.fromkeys(("delay", "apply_async"), "use .defer()") | IN_TURN
@@ -30,7 +33,7 @@ class Group(Hinting, tuple[Signature, ...]):
         """Submit these calls alone; their result is the list of their values. As `chain(group).defer()`."""
         return CallGraph((self,), None).defer()
 
-    async def defer_async(self) -> "DeferredCalls":
+    async def defer_async(self) -> "AsyncDeferredCalls":
         """Submit these calls alone, from a coroutine."""
         return await CallGraph((self,), None).defer_async()
 
@@ -99,14 +102,17 @@ class CallGraph(Hinting, GraphRequest):
         return node
 
     def defer(self) -> "DeferredCalls":
-        """Submit all calls, or none. Raises what `Client.submit` raises."""
+        """Submit all calls, or none. Raises what `Client.submit` raises; RuntimeError for tasks of an `AsyncPool`."""
+        if self._registry.only_async:
+            raise RuntimeError("calls of tasks of an AsyncPool have no `defer`: use `await ….defer_async()`")
         client = self._registry.client
         return DeferredCalls(client, client.graphs.submit(self.request()), self)
 
-    async def defer_async(self) -> "DeferredCalls":
-        """Submit all calls, or none, from a coroutine. Raises as `defer` does."""
+    async def defer_async(self) -> "AsyncDeferredCalls":
+        """Submit all calls, or none, from a coroutine, whichever kind of pool they have. Raises as `defer` does."""
         pool = self._registry.of_loop()
-        return DeferredCalls(pool.client, await pool.call(pool.client.graphs.submit, self.request()), self)
+        answer = await pool.call(pool.client.graphs.submit, self.request())
+        return AsyncDeferredCalls(pool, DeferredCalls(pool.client, answer, self))
 
     def value(self, client: Client, nodes: Sequence[Record]) -> Any:
         """Return the value of the last step, from the nodes of the graph. Raises TaskFailed if one has failed."""
@@ -126,14 +132,18 @@ def _checked(call: Any) -> Signature:
     return call
 
 
+#: What Celery's users write of calls that were submitted.
+_OF_SUBMITTED = (
+    "a graph of calls",
+    dict.fromkeys(("ready", "successful", "failed", "status"), "use .state()")
+    | {"get": "use .result(timeout=60)", "join": "use .result(timeout=60)", "revoke": "use .cancel()"},
+)
+
+
 class DeferredCalls(Hinting, SubmittedGraph):
     """Calls that were submitted as a graph."""
 
-    _hints = (
-        "a graph of calls",
-        dict.fromkeys(("ready", "successful", "failed", "status"), "use .state()")
-        | {"get": "use .result(timeout=60)", "join": "use .result(timeout=60)", "revoke": "use .cancel()"},
-    )
+    _hints = _OF_SUBMITTED
 
     def __init__(self, client: Client, answer: Record, calls: CallGraph) -> None:
         super().__init__(client, answer)
@@ -146,3 +156,18 @@ class DeferredCalls(Hinting, SubmittedGraph):
         """
         self.wait(timeout)
         return self._calls.value(self._client, list(self._client.graphs.nodes(self.id)))
+
+
+class AsyncDeferredCalls(Hinting, AsyncSubmittedGraph):
+    """Calls that a coroutine has submitted as a graph: what `DeferredCalls` is, with coroutines."""
+
+    _hints = _OF_SUBMITTED
+
+    def __init__(self, calls: "AsyncCalls", graph: DeferredCalls) -> None:
+        super().__init__(calls, graph)
+        self._value = graph.result
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """See `DeferredCalls.result`."""
+        await self.wait(timeout)
+        return await self._calls.call(self._value)

@@ -1,16 +1,21 @@
 """Graphs of jobs that depend on each other: put together here, submitted whole or not at all."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack
 
-from leasehold import jobs
+from leasehold import jobs, wire
+from leasehold.calls.graphs import is_unfinished
 from leasehold.client import Client, Job
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, TimedOut
 from leasehold.jobs import NodeFields, Record, Result
 from leasehold.tasks.node_results import NodeResult
 from leasehold.tasks.task import Signature, Task
+
+if TYPE_CHECKING:
+    from leasehold.async_calls import AsyncCalls
 
 #: What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.
 OnFailure: TypeAlias = Literal["block", "run", "cancel"]
@@ -253,6 +258,54 @@ class SubmittedGraph:
     def cancel(self) -> int:
         """Cancel waiting nodes and stop running ones; return how many."""
         return int(self._client.graphs.cancel(self.id)["jobs"])
+
+
+class AsyncSubmittedGraph:
+    """A graph that was submitted from a coroutine; see `SubmittedGraph`."""
+
+    def __init__(self, calls: "AsyncCalls", graph: SubmittedGraph) -> None:
+        self._calls, self._graph = calls, graph
+        self.id, self.name, self.created = graph.id, graph.name, graph.created
+        self.jobs, self.warnings = graph.jobs, graph.warnings
+
+    def __repr__(self) -> str:
+        return f"Async{self._graph!r}"
+
+    async def state(self) -> GraphState:
+        """See `SubmittedGraph.state`."""
+        return await self._calls.call(self._graph.state)
+
+    async def wait(
+        self, timeout: float | None = None, *, on_progress: Callable[[GraphState], object] | None = None
+    ) -> GraphState:
+        """See `SubmittedGraph.wait`. The function is called in the event loop."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wire.waited(timeout)
+        rest = 0.05
+        tell = None if on_progress is None else Changes(on_progress)
+        while True:  # no thread is kept between two looks
+            found = await self._calls.call(self._graph.look)
+            if tell is not None:
+                tell(found)
+            if not is_unfinished(found):
+                return GraphState.of(found)
+            left = deadline - loop.time()
+            if left <= 0:
+                raise TimedOut([self.id], timeout or 0.0, look="graph show")
+            await asyncio.sleep(min(left, rest))
+            rest = min(1.0, 2 * rest)
+
+    async def results(self) -> Mapping[Node, Result]:
+        """See `SubmittedGraph.results`."""
+        return await self._calls.call(self._graph.results)
+
+    async def retry(self, *nodes: Node) -> Mapping[Node, Job]:
+        """See `SubmittedGraph.retry`."""
+        return await self._calls.call(self._graph.retry, *nodes)
+
+    async def cancel(self) -> int:
+        """See `SubmittedGraph.cancel`."""
+        return await self._calls.call(self._graph.cancel)
 
 
 class Changes:
