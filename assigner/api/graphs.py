@@ -25,6 +25,8 @@ from schema.requests import DEFAULT_INSTANCE, MAX_GRAPH_NODES, GraphRequest, Nod
 from schema.tenancy.tokens import Principal
 
 #: Most graphs in one answer; the answer counts each graph's nodes, which takes time.
+#: The most numbers of missing nodes that a warning names.
+NAMED = 20
 MAX_GRAPHS = 100
 
 log = structlog.get_logger()
@@ -326,9 +328,9 @@ def _log_submission(taken: graph_moves.SubmittedGraph) -> None:
     )
 
 
-def _numbers(missing: Any, most: int = 20) -> str:
-    shown = ", ".join(map(str, missing[:most]))
-    return shown if len(missing) <= most else f"{shown} and {len(missing) - most} more"
+def _numbers(missing: Any) -> str:
+    shown = ", ".join(map(str, missing[:NAMED]))
+    return shown if len(missing) <= NAMED else f"{shown} and {len(missing) - NAMED} more"
 
 
 def _find_graph(

@@ -111,8 +111,8 @@ class Tally:
 class ProcessorBudget:
     """Keeps something below a part of the processor time of one thread, by the clock of that time."""
 
-    def __init__(self, now: Monotonic, share: float = PROCESSOR_SHARE) -> None:
-        self._now, self._share = now, share
+    def __init__(self, now: Monotonic) -> None:
+        self._now = now
         self._seen: float | None = None
         self._total = self._spent = self._most = self._untold = 0.0
 
@@ -123,7 +123,7 @@ class ProcessorBudget:
         self._seen = now
         while self._total > PROCESSOR_WINDOW:
             self._total, self._spent, self._most = self._total / 2, self._spent / 2, self._most / 2
-        return self._spent + self._most <= self._share * self._total
+        return self._spent + self._most <= PROCESSOR_SHARE * self._total
 
     @contextmanager
     def spending(self) -> Iterator[None]:

@@ -48,9 +48,7 @@ class Activated:
     kept: Sequence[str] = ()
 
 
-def roll_back(
-    connection: Connection, *, of: int | None, actor: str, reason: str, check: Check = lambda _: None
-) -> Activated:
+def roll_back(connection: Connection, *, of: int | None, actor: str, reason: str, check: Check) -> Activated:
     """Put the version into force that was so before the present one, as `activate` does.
 
     of: the version that the caller believes in force; None = whichever is. A caller who has not seen the answer may ask
@@ -73,7 +71,7 @@ def roll_back(
 
 
 def activate(
-    connection: Connection, id: int, *, actor: str, reason: str, stale: bool = False, check: Check = lambda _: None
+    connection: Connection, id: int, *, actor: str, reason: str, check: Check, stale: bool = False
 ) -> Activated:
     """Put the version into force; nothing happens if it is so already.
 

@@ -82,7 +82,6 @@ class Children:
 
     directory: where the log files go.
     report: receives one short line for people whenever a child dies or is restarted.
-    restart: if False, a dead child stays dead and `run_once` raises LeaseholdError with the end of its log.
     """
 
     def __init__(
@@ -92,11 +91,10 @@ class Children:
         *,
         report: Callable[[str], None],
         chance: random.Random,
-        restart: bool = True,
         monotonic: clock.Monotonic = clock.monotonic,
     ) -> None:
         self._directory, self._environ, self._report, self._chance = directory, dict(environ), report, chance
-        self._restart, self._monotonic = restart, monotonic
+        self._monotonic = monotonic
         self._running: dict[str, _Running] = {}
 
     def start(self, child: Child) -> None:
@@ -125,9 +123,6 @@ class Children:
         for each in self._running.values():
             if _bound(self._directory / f"{each.child.name}.log"):
                 each.log_start = 0
-        if not self._restart:
-            self.check()
-            return 0.2
         for name, each in list(self._running.items()):
             now = self._monotonic()
             if each.hurried_at is not None:
@@ -239,10 +234,10 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def follow_parent(*, grace: float = ORPHAN_GRACE, hurry: float = HURRY) -> None:
+def follow_parent() -> None:
     """Make this child of `Children` end when its parent is gone; in any other process do nothing.
 
-    The child sends itself SIGTERM at once, a second SIGTERM after `grace` seconds, and SIGKILL `hurry` seconds later.
+    The child sends itself SIGTERM at once, a second SIGTERM after ORPHAN_GRACE, and SIGKILL a time of HURRY later.
     Standard input becomes empty, so that processes which this one starts never hold the pipe.
     """
     if os.environ.pop(PARENT_VARIABLE, None) is None:
@@ -255,7 +250,7 @@ def follow_parent(*, grace: float = ORPHAN_GRACE, hurry: float = HURRY) -> None:
     def watch() -> None:
         while os.read(pipe, 64):
             pass
-        for seconds in (grace, hurry):
+        for seconds in (ORPHAN_GRACE, HURRY):
             os.kill(os.getpid(), signal.SIGTERM)
             clock.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)

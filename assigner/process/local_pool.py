@@ -97,7 +97,6 @@ class LocalPool:
         console: int | None = None,
         farm: int | None = None,
         rest: Callable[[float], object] = clock.sleep,
-        restart: bool = True,
         keeper: "ServerKeeper | None" = None,
     ) -> None:
         self.data, self._server = data, keeper
@@ -108,7 +107,7 @@ class LocalPool:
             self._environ["PATH"] = f"{environ.get('PATH', os.defpath)}:{os.path.dirname(sys.executable)}"
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
-        self._children = Children(data / "log", self._environ, report=report, chance=chance, restart=restart)
+        self._children = Children(data / "log", self._environ, report=report, chance=chance)
         self.url = ""
         self.farm_url = None if farm is None else f"grpc://{CONSOLE_HOST}:{farm}"
         self.console_url = None if console is None else f"http://{CONSOLE_HOST}:{console}"

@@ -234,7 +234,11 @@ class Loser:
     waits: bool
 
 
-def losers(before: Records, after: Records, *, most: int = 10) -> list[Loser]:
+#: The most jobs that are named as losers.
+LOSERS = 10
+
+
+def losers(before: Records, after: Records) -> list[Loser]:
     """Return the jobs whose first start comes the most seconds later than before, the one that lost most first."""
     waits = {job.name: wait_of(job, before) for job in before.jobs if job.state != "cancelled"}
     found = [
@@ -243,4 +247,4 @@ def losers(before: Records, after: Records, *, most: int = 10) -> list[Loser]:
         if job.name in waits
     ]
     found.sort(key=lambda each: (each.before - each.after, each.name))
-    return [each for each in found[:most] if each.after - each.before >= 1.0]
+    return [each for each in found[:LOSERS] if each.after - each.before >= 1.0]

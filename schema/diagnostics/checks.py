@@ -264,12 +264,12 @@ _NOTIFY = Statement("SELECT pg_notify(:channel, ''), current_database() AS datab
 _NOW = Statement("SELECT extract(epoch FROM clock_timestamp())::float")
 
 
-def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Check:
-    """Send a notification over a work connection and wait for it on a listen connection, at most `patience` seconds."""
+def check_wakeups(database: Database) -> Check:
+    """Send a notification over a work connection and wait for it on a listen connection."""
     channel = f"{PREFIX}doctor_{secrets.token_hex(8)}"
     try:
         with database.listen() as listener:
-            listener.execute(f"SET statement_timeout = {int(patience * 1000)}")
+            listener.execute(f"SET statement_timeout = {int(WAKEUP_TIMEOUT * 1000)}")
             listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             there = listener.execute("SELECT current_database()").fetchone()
             began = clock.monotonic()
@@ -280,7 +280,7 @@ def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Ch
                 return Check(
                     "wake-ups", Verdict.UNKNOWN, f"could not be checked: {printable_name(failed)}", "try again"
                 )
-            arrived = any(True for _ in listener.notifies(timeout=patience, stop_after=1))
+            arrived = any(True for _ in listener.notifies(timeout=WAKEUP_TIMEOUT, stop_after=1))
             seconds = clock.monotonic() - began
     except psycopg.Error as error:
         reason = printable_name(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
@@ -290,7 +290,7 @@ def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Ch
         where = "" if listening == sent.database else (
             f"; work is on database {printable_name(sent.database)}, listening on {printable_name(listening)}"
         )  # fmt: skip
-        found = f"a notification did not arrive within {patience:g} s, so work waits for the next poll{where}"
+        found = f"a notification did not arrive within {WAKEUP_TIMEOUT:g} s, so work waits for the next poll{where}"
         return Check("wake-ups", Verdict.BAD, found, _DIRECT)
     return judge_wakeup(seconds)
 

@@ -183,6 +183,9 @@ VALUES (:id, :kind, :digest, :instance, :bot, :priority_ceiling, CAST(:propertie
     now() + make_interval(secs => :expires_in))
 """)
 
+#: Who makes and revokes tokens: a command beside the database, and no caller of a gateway.
+ACTOR = "local"
+
 # A second revocation keeps the time of the first.
 _REVOKE = Statement("""
 UPDATE tokens SET revoked_at = coalesce(revoked_at, now()) WHERE id = :token_id RETURNING kind
@@ -203,7 +206,6 @@ def create(
     pool: str | None = None,
     expires_in: float | None = None,
     note: str | None = None,
-    actor: str = "local",
 ) -> str:
     """Store a new token and return its text. The text cannot be read again later.
 
@@ -246,7 +248,7 @@ def create(
         "expires_in": expires_in,
         "note": note,
     }
-    audit.write(connection, "token.create", actor=actor, subject=identity, details=scope)
+    audit.write(connection, "token.create", actor=ACTOR, subject=identity, details=scope)
     return token
 
 
@@ -287,12 +289,12 @@ def parse(token: str) -> str:
     return found[2]
 
 
-def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> None:
+def revoke(connection: Connection, token_id: str) -> None:
     """Revoke a token for good. Gateways notice within their `token_cache_seconds`. Raises NotFound."""
     row = connection.execute(_REVOKE, {"token_id": token_id}).one_or_none() if _ID.fullmatch(token_id) else None
     if row is None:
         raise NotFound(f"there is no token '{wire.escaped(token_id, 40)}'")
-    audit.write(connection, "token.revoke", actor=actor, subject=token_id, details={"kind": row.kind})
+    audit.write(connection, "token.revoke", actor=ACTOR, subject=token_id, details={"kind": row.kind})
 
 
 def list_tokens(connection: Connection) -> list[StoredToken]:

@@ -63,6 +63,10 @@ SET: dict[str, dict[str, Any]] = {
 PATCHED = ("instances/ci", "quotas/gpus/ci")
 
 
+def usable(_: Any) -> None:
+    """Say of any version that it can be used here."""
+
+
 def limits(pool: Pool) -> Any:
     return pool.database.run(lambda c: versions.read(c, {}))["limits"]
 
@@ -235,7 +239,7 @@ def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: 
     for count in (2, 60):
         draft = activation.draft(pool.database, {}, many(count), actor="ann", reason="").id
         with plans.statements() as set_all:
-            pool.database.run(lambda c, id=draft: activation.activate(c, id, actor="ann", reason=""))
+            pool.database.run(lambda c, id=draft: activation.activate(c, id, actor="ann", reason="", check=usable))
         assert limits(pool) == {**before, **many(count)}
         assert pool.row("SELECT usage FROM quotas ORDER BY instance LIMIT 1").usage == 1
         with plans.statements() as removed_all:
@@ -253,7 +257,7 @@ def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: 
 
     wrong = {"quota": {**many(20)["quota"], "gone/i1": {"min": 1, "max": None}}, "instance": many(20)["instance"]}
     draft = activation.draft(pool.database, {}, wrong, actor="ann", reason="").id
-    done = pool.database.run(lambda c: activation.activate(c, draft, actor="ann", reason=""))
+    done = pool.database.run(lambda c: activation.activate(c, draft, actor="ann", reason="", check=usable))
     assert done.kept == ["quota gone/i1: cohort: no cohort 'gone'"]
     assert limits(pool)["quota"] == many(20)["quota"]
 
@@ -283,7 +287,7 @@ def history(pool: Pool) -> list[tuple[int, str, bool]]:
 
 
 def rolled_back(pool: Pool) -> int:
-    return pool.database.run(lambda c: activation.roll_back(c, of=None, actor="ann", reason="worse")).id
+    return pool.database.run(lambda c: activation.roll_back(c, of=None, actor="ann", reason="worse", check=usable)).id
 
 
 def test_a_changed_file_counts_once_and_a_rollback_outlasts_restarts(
@@ -348,7 +352,7 @@ def test_changes_take_turns_and_each_version_follows_from_the_one_before(pool: P
     assert [(each.what, each.field) for each in three.changes] == [("rate c", "burst"), ("rate c", "per_second")]
     assert (two.parent, three.parent, two.changed, three.in_force) == (1, 2, 2, True)
     with race.first() as ahead:
-        activation.activate(ahead.connection, 1, actor="ann", reason="")
+        activation.activate(ahead.connection, 1, actor="ann", reason="", check=usable)
         late = race.second(lambda: rolled_back(pool), behind=ahead)
         ahead.commit()
         assert outcome(late) == 3
@@ -377,7 +381,7 @@ def test_a_change_of_many_limits_and_a_cycle_lock_in_one_order(
         if locked is COUNTS:
             declare(connection, PoolSettings(instances=(a, ci)))
         else:
-            activation.activate(connection, 3, actor="ann", reason="")
+            activation.activate(connection, 3, actor="ann", reason="", check=usable)
 
     with race.first() as ahead:
         ahead.connection.execute(locked[0])

@@ -18,7 +18,8 @@ from schema import clock
 from tests.support.patience import eventually
 
 FOLLOWER = (
-    "from assigner.process.children import follow_parent; follow_parent(grace=0.5, hurry=0.5); import sys, time; "
+    "from assigner.process import children; children.ORPHAN_GRACE = children.HURRY = 0.5; "
+    "children.follow_parent(); import sys, time; "
     "print('up', flush=True); "
 )
 
@@ -116,14 +117,14 @@ def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, me
     assert all(15.0 <= pause <= 30.0 for pause in pauses[6:])
 
 
-def test_without_restart_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
-    children = Children(tmp_path, os.environ, report=print, chance=random.Random(1), restart=False)
+def test_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
+    children = Children(tmp_path, os.environ, report=print, chance=random.Random(1))
     logged = "timestamp=now level=info event=runs", '{"event": "runs", "level": "info"}'
     said = ["print('error: schema none')", *(f"print({each!r})" for each in logged), "raise SystemExit(3)"]
     children.start(child("one", "; ".join(said)))
     eventually(lambda: not children.processes())
     with pytest.raises(LeaseholdError, match=r"^one ended with exit status 3: schema none$"):
-        children.run_once()
+        children.check()
     children.stop()
 
 

@@ -15,16 +15,14 @@ def audited(database: Database) -> list[tuple[str, str, str]]:
 
 
 def test_a_token_that_was_created_is_verified_and_only_its_digest_is_stored(database: Database) -> None:
-    token = database.run(
-        lambda c: tokens.create(c, "submitter", instance="ci", priority_ceiling=-5, actor="operator:x")
-    )
+    token = database.run(lambda c: tokens.create(c, "submitter", instance="ci", priority_ceiling=-5))
     found = database.run(lambda c: tokens.verify(c, token))
     identity = token.split("_")[2]
     assert (found.kind, found.id, found.instance, found.priority_ceiling) == ("submitter", identity, "ci", -5)
     stored = database.run(lambda c: c.execute(Statement("SELECT t::text FROM tokens t")).scalar_one())
     assert token.split("_")[3][:64] not in stored
     assert tokens.digest(token).hex() in stored
-    assert audited(database) == [("operator:x", "token.create", identity)]
+    assert audited(database) == [("local", "token.create", identity)]
 
 
 def test_a_typing_error_is_told_apart_without_asking_the_database(database: Database) -> None:
@@ -50,13 +48,13 @@ def test_an_absent_token_and_one_with_another_secret_answer_alike(database: Data
 
 def test_a_revoked_or_expired_token_is_refused(database: Database) -> None:
     revoked = database.run(lambda c: tokens.create(c, "operator"))
-    database.run(lambda c: tokens.revoke(c, tokens.parse(revoked), actor="operator:y"))
+    database.run(lambda c: tokens.revoke(c, tokens.parse(revoked)))
     with pytest.raises(Unauthorised, match="revoked"):
         database.run(lambda c: tokens.verify(c, revoked))
     expired = database.run(lambda c: tokens.create(c, "operator", expires_in=0.000001, note="Ann's laptop"))
     with pytest.raises(Unauthorised, match="expired"):
         database.run(lambda c: tokens.verify(c, expired))
-    assert ("operator:y", "token.revoke", tokens.parse(revoked)) in audited(database)
+    assert ("local", "token.revoke", tokens.parse(revoked)) in audited(database)
     listed = database.run(tokens.list_tokens)
     assert {one.id: (one.revoked_at is not None, one.note) for one in listed} == {
         tokens.parse(revoked): (True, None),
