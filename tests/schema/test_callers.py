@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.rows import scalar_row
 
 from schema import sql
@@ -95,3 +96,25 @@ def test_the_server_compiles_nothing_for_a_submit_of_a_caller(pool: Pool) -> Non
     pool.change(UNTELL)
     assert {*told} == {f"off {SEARCH_PATH}"}
     assert len(told) > 8
+
+
+def test_who_submits_has_a_name_and_not_that_of_another(pool: Pool) -> None:
+    calls = [
+        ("submit", [COMMAND]), ("submit", [COMMAND, COMMAND]), ("submit_graph", GRAPH),
+    ]  # fmt: skip
+    wrong = [
+        (None, "actor: is 0 bytes long, and a name has 1 to 200"),
+        ("", "actor: is 0 bytes long, and a name has 1 to 200"),
+        ("ä" * 101, "actor: is 202 bytes long, and a name has 1 to 200"),
+        ("operator:1", "actor: 'operator:1' is the name of a token's holder or of a schedule"),
+        *[(f"{kind}:x", f"actor: '{kind}:x' is the name of") for kind in ("submitter", "bot", "schedule")],
+    ]
+    with caller(pool.database) as connection:
+        for function, request in calls:
+            for actor, said in wrong:
+                query = f"SELECT count(*) FROM leasehold.{function}(%s, %s)".encode()
+                with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
+                    connection.execute(query, (json.dumps(request), actor))
+                assert str(refused.value).startswith(said)
+            connection.execute(query, (json.dumps(request), "shop:checkout"))
+    assert {row.actor for row in pool.rows("SELECT actor FROM job_events")} == {"shop:checkout"}

@@ -15,7 +15,7 @@ RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same b
 LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off AS $$
     SELECT (u.nth - 1)::integer, u.job_id, u.public_id, coalesce(u.created, true), coalesce(u.same, true)
-    FROM submit_many(only_flat(requests), actor) a
+    FROM submit_many(only_flat(requests), named_actor(actor)) a
     CROSS JOIN LATERAL unnest(a.job_ids, a.public_ids, a.created, a.same) WITH ORDINALITY
         AS u (job_id, public_id, created, same, nth)
 $$;

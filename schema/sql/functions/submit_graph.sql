@@ -6,5 +6,5 @@
 CREATE OR REPLACE FUNCTION submit_graph(request jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (graph_id bigint, public_id uuid, created boolean, same boolean, replaced bigint)
 LANGUAGE sql SET search_path FROM CURRENT SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-    SELECT g.* FROM submit_normal_graph(normal_graph(request), actor) g
+    SELECT g.* FROM submit_normal_graph(normal_graph(request), named_actor(actor)) g
 $$;
