@@ -46,10 +46,11 @@ class SharedCharges:
         takes 1 of each in the working copy; gates write them themselves. A token without a counter has no limit.
     beside_shares: names of the counters that are not read together with the share of the instance.
     gates: the gates that can be closed for such jobs.
+    job_class: the class of such jobs, None if they have none.
     amounts: what a job takes of the counters, by its estimate.
     """
 
-    __slots__ = ("amounts", "beside_shares", "counters", "gates", "tokens")
+    __slots__ = ("amounts", "beside_shares", "counters", "gates", "job_class", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         """Ask all gates about a queue without keys."""
@@ -58,6 +59,7 @@ class SharedCharges:
             self.counters.update(gate.charges(queue))
         self.tokens = tuple({name: None for gate in GATES for name in gate.tokens(queue)})
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
+        self.job_class: str | None = queue.constraints.get("job_class")
         self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
         self.amounts = AmountsByEstimate(self.counters)
 

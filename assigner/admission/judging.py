@@ -36,8 +36,10 @@ class SharedAdmission:
 
 
 def _counters(charges: Charges | SharedCharges, state: AdmissionState) -> Taken:
-    tokens = [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
-    return [*((state.counter(name), amount) for name, amount in charges.counters.items()), *tokens]
+    found = [(state.counter(name), amount) for name, amount in charges.counters.items()]
+    if charges.tokens:
+        found += [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
+    return found
 
 
 def _limited(counters: Taken) -> Taken:
@@ -67,6 +69,7 @@ class QueueAdmission:
         for counter, amount in self._limited:
             if not counter.leaves(amount or 0.0):
                 asked = GATES
+                break
         self.shut = closing_gate(queue, state, asked) if asked else None
 
     def closed(self, head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:

@@ -56,15 +56,16 @@ def read_admission_state(
     of_classes = {class_reserves.running_counter(name) for name in reserves}
     known = {} if charges is None else charges
     charged = [queue_charges(queue, known) for queue in queues]
+    shared = {each.shared for each in charged}
     buckets = rates.read_buckets(connection, sorted({name for each in charged for name in each.tokens}))
-    classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
+    classes = sorted({each.job_class for each in shared if each.job_class is not None})
     admission_state = AdmissionState(
         now,
         {name: Counter(0.0, bucket.tokens) for name, bucket in buckets.items()},
         reserve=rules.fair.budget_reserve,
         rates=buckets,
         seconds=priority_classes.expected_seconds(connection, classes),
-        openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
+        openings=time_windows.read(connection) if classes else WindowSchedule(),
         lacking=lacking,
         reserves=reserves,
         charges=known,
@@ -72,7 +73,6 @@ def read_admission_state(
     if any(queue.managed for queue in queues):
         read_shares(connection, queues, admission_state, rules)
     of_keys = [name for each in charged for name in each.counters]
-    shared = {each.shared for each in charged}
     taken = [each.beside_shares if admission_state.shares else each.counters for each in shared]
     admission_state.counters |= counters.read(connection, [*of_classes.union(of_keys, *taken)])
     admission_state.lock_numbers = numbers = smallest_numbers(charged)

@@ -90,7 +90,7 @@ class AdmissionState:
         """Return the same counter, to count in it."""
         found = self.counters.get(name)
         if found is None:
-            found = self.counters[name] = self.of(name)
+            found = self.counters[name] = Counter()
         return found
 
     def given_units(self, queue: ConstrainedQueue) -> Counter:

@@ -255,7 +255,8 @@ def take(
     """
     sums: dict[str, Decimal] = {}
     for (name, amount), times in Tally(chain.from_iterable([each.items() for each in amounts])).items():
-        sums[name] = sums.get(name, 0) + times * _exact(amount)
+        of_name = _exact(amount) if times == 1 else times * _exact(amount)
+        sums[name] = sums[name] + of_name if name in sums else of_name
     last: dict[str, Decimal] = {}
     if may_overshoot:
         # The last charge is passed on its own, because only it may exceed a limit.
