@@ -6,7 +6,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from assigner.admission import gates
 from assigner.admission.charges import queue_charges, smallest_numbers
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.ordering import OrderingSettings

@@ -18,8 +18,7 @@ WHERE j.public_id = :job AND l.bot_id = :bot AND l.{NOT_OVER}
 """)
 # By the edges, which lead to the newest job of a node that was tried again.
 RESULTS = Statement("""
-SELECT n.node_no, n.outcome, CAST(r.result AS text) AS result,
-    n.outcome = 'succeeded' AND r.job_id IS NULL AND NOT EXISTS (SELECT FROM jobs WHERE id = e.parent) AS is_gone
+SELECT n.node_no, n.outcome, CAST(r.result AS text) AS result
 FROM (SELECT parent FROM graph_edges WHERE child = :job) e
 CROSS JOIN LATERAL (SELECT node_no, outcome FROM graph_nodes WHERE job_id = e.parent OFFSET 0) n
 LEFT JOIN job_results r ON r.job_id = e.parent
@@ -41,8 +40,6 @@ def read_inputs(connection: Connection, bot: int, asked: AskInputs) -> dict[str,
     if leased is None:
         raise Conflict("lease_over", "the bot does not hold this lease")
     rows = connection.execute(RESULTS, {"job": leased, "nodes": asked.nodes}).all()
-    if gone := [row.node_no for row in rows if row.is_gone]:
-        raise BadInput("nodes", f"the result of node {gone[0]} is kept no longer")
     return {
         str(row.node_no): {"state": row.outcome, "result": None if row.result is None else json.loads(row.result)}
         for row in rows

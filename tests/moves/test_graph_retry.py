@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from leasehold.errors import BadInput, Conflict, Forbidden, NotFound
+from leasehold.errors import Conflict, Forbidden, NotFound
 
 from bots.protocol import AskInputs
 from bots.sync.inputs import read_inputs
@@ -57,16 +57,21 @@ def graph_row(pool: Pool) -> tuple[str, bool]:
     return row.state, row.over
 
 
-def test_a_result_that_is_kept_no_longer_is_not_taken_for_none(pool: Pool) -> None:
+def test_a_node_takes_a_result_whose_job_is_kept_no_longer(pool: Pool) -> None:
     graph(pool, {}, {"after": [1]})
     bot = pool.bot()
     (first,) = pool.given(bot)
-    bot.sync(completed(first))
+    bot.sync(completed(first, result='{"rows": 3}'))
+    assert retention(pool) == 1
     (second,) = pool.given(bot)
-    assert pool.database.run(lambda c: inputs_of(c, pool, second)) == {"1": {"state": "succeeded", "result": None}}
-    retention(pool)
-    with pytest.raises(BadInput, match="the result of node 1 is kept no longer"):
-        pool.database.run(lambda c: inputs_of(c, pool, second))
+    found = pool.database.run(lambda c: inputs_of(c, pool, second))
+    assert found == {"1": {"state": "succeeded", "result": {"rows": 3}}}
+    bot.sync(completed(second, result="4"))
+    pool.upkeep().run_once()
+    assert retention(pool) == 1
+    assert len(pool.rows("SELECT FROM job_results")) == 2, "as long as the graph"
+    assert pool.database.run(lambda c: graphs.delete_graph(c, age=0.0, limit=1)).deleted
+    assert pool.rows("SELECT FROM job_results") == []
 
 
 def inputs_of(connection: Connection, pool: Pool, work: Any) -> dict[str, Any]:
