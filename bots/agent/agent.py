@@ -325,7 +325,7 @@ class Agent:
         own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
         launcher = self._launcher(workplace, contained, own, open_files)
         try:
-            contained.clear()
+            contained.clear(workplace)
             self._clear(workplace)
             contained.check(workplace)
             _log.info(contained.reach(), bot=settings.bot)

@@ -388,6 +388,31 @@ def test_limits_become_files_of_a_cgroup_and_are_refused_without_its_controllers
         Cgroups(tmp_path / "leasehold", limits)
 
 
+def test_an_agent_removes_the_cgroups_that_it_left_when_it_was_killed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cgroups, "_enable", lambda _: None)
+    limits = Limits(cpu_milli=500)
+    monkeypatch.setattr(Limits, "settings", {})
+    (parent := tmp_path / "cgroup").mkdir()
+    places = [Workspace(tmp_path / work, name) for work, name in (("one", "bot"), ("one", "bot-1"), ("two", "bot"))]
+
+    def contained() -> Containment:
+        made = Containment(JobAccounts("agent"), limits=limits)
+        made._cgroups = Cgroups(parent, limits)
+        return made
+
+    killed = contained()
+    left = {Path(str(killed.open(place).privileges.cgroup)): place for place in places}
+    assert set(parent.iterdir()) == left.keys()
+    for place in places:
+        contained().clear(place)
+        assert set(parent.iterdir()) == {
+            path for path, each in left.items() if each in places[places.index(place) + 1 :]
+        }
+        place.close()
+
+
 def test_a_command_that_the_kernel_killed_for_lack_of_memory_is_told_so(tmp_path: Path) -> None:
     kept = Privileges(cgroup=str(tmp_path))
     assert describe_exit(-9, kept) == "killed by SIGKILL", "the memory of its cgroup is not limited"

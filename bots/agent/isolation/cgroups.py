@@ -1,18 +1,22 @@
 """Limits of memory, processes and CPU for each attempt, by a cgroup (version 2) of its own.
 
-<parent>/            made here if it is missing; its controllers are enabled for what is below it
-<parent>/<attempt>/  one cgroup for each running attempt
+<parent>/                          made here if it is missing; its controllers are enabled for what is below it
+<parent>/<bot>-<place>-<attempt>/  one cgroup for each running attempt; place: of the bot's directory, in hex
 """
 
 import contextlib
+import glob
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from leasehold.errors import BadInput
 
 from schema import clock
+
+_log = structlog.get_logger("leasehold.agent")
 
 #: The kernel's list of mounts, and the name of the default parent below the mount of version 2.
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -97,6 +101,12 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 (made / "cgroup.kill").write_text("1")
             clock.sleep(0.01)
+
+    def clear(self, prefix: str) -> None:
+        """Kill what is in cgroups whose names begin so, and remove them. Never raises; what cannot go is logged."""
+        for left in self.parent.glob(f"{glob.escape(prefix)}*/"):
+            if not self.remove(left):
+                _log.warning("a cgroup of an earlier agent cannot be removed", cgroup=str(left))
 
     def _enable(self) -> None:
         above = self.parent.parent

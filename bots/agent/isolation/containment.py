@@ -4,6 +4,7 @@ Everything is tried when the agent starts. What is configured and does not work 
 never left out silently.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ class Containment:
         try:
             directory = workplace.make(None if account is None else account.ids)
             try:
-                made = None if self._cgroups is None else self._cgroups.make(f"{workplace.name}-{directory.name}")
+                made = None if self._cgroups is None else self._cgroups.make(_prefix(workplace) + directory.name)
             except OSError:
                 workplace.discard(directory)
                 raise
@@ -183,13 +184,21 @@ class Containment:
         """Say in one line what commands can reach of what belongs to the agent's account."""
         return job_accounts.reach(self.accounts.kind, boxed=self._sandbox is not None)
 
-    def clear(self) -> None:
+    def clear(self, workplace: Workspace) -> None:
         """Kill what attempts of agents that ended without clearing up left behind. Raises LeaseholdError."""
         self.accounts.clear()
+        if self._cgroups is not None:
+            self._cgroups.clear(_prefix(workplace))
 
     def close_all(self) -> None:
         """Give up the accounts, when the agent ends."""
         self.accounts.close()
+
+
+def _prefix(workplace: Workspace) -> str:
+    """Return how the cgroups of an agent begin: another one of its name has another directory."""
+    place = hashlib.sha256(os.fsencode(workplace.root)).hexdigest()[:16]
+    return f"{workplace.name}-{place}-"
 
 
 def build(
