@@ -172,6 +172,9 @@ def test_a_wrong_option_is_named(operate: Operate) -> None:
     ):
         code, told = operate("schedule", "add", "nightly", "--cron", cron, *options.split(), "--", "true")
         assert (code, said in told) == (2, True), told
+    for words in (["add", "a/b", "--cron", "0 3 * * *", "--", "true"], ["show", "../x"], ["rm", "A"], ["enable", "a/"]):
+        code, told = operate("schedule", *words)
+        assert (code, told.startswith("error: name: ")) == (2, True), told
 
 
 def test_db_doctor_names_a_schedule_whose_job_is_refused_again_and_again(operator: httpx.Client, pool: Pool) -> None:

@@ -115,6 +115,8 @@ def _schedule(cron: str, job: Mapping[str, Any], terms: Mapping[str, Any]) -> Re
 
 
 def _schedule_path(name: str) -> str:
+    # What is no name would lead to another route, which says "not found".
+    wire.check_name("name", name)
     return f"/v1/schedules/{quote(name, safe='').replace('.', '%2E')}"
 
 
