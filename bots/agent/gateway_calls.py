@@ -101,7 +101,7 @@ class GatewayCaller:
 
 
 class _Attempt:
-    """One request in a thread of its own."""
+    """One request in a thread of its own, if there can be one."""
 
     def __init__(
         self, transport: Transport, path: str, body: Record | bytes, *, held: float, waker: threading.Event
@@ -110,7 +110,12 @@ class _Attempt:
         self.answer: Record | None = None
         self.error: LeaseholdError | None = None
         self._transport, self._path, self._body, self._held, self._waker = transport, path, body, held, waker
-        threading.Thread(target=self._ask, name="call", daemon=True).start()
+        try:
+            threading.Thread(target=self._ask, name="call", daemon=True).start()
+        except RuntimeError:
+            # No thread is left, as where a command forks without end. This one makes the call, and cannot give it up,
+            # because the session and all other commands would end without it.
+            self._ask()
 
     def _ask(self) -> None:
         try:

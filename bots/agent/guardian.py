@@ -312,7 +312,15 @@ class Guardian:
     def _fork(self, descriptors: list[int]) -> None:
         # SIGUSR1 must not reach a child that does not have its own signal pipe yet.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        supervisor = os.fork()
+        try:
+            supervisor = os.fork()
+        except OSError as error:
+            # No process is left, as where a command forks without end. Other commands go on.
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            said = json.dumps({"unable": str(error), "errno": error.errno}).encode() + b"\n"
+            with contextlib.suppress(OSError):
+                os.write(descriptors[0], said)
+            return
         if supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
             self._supervisors.add(supervisor)

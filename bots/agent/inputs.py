@@ -43,7 +43,7 @@ class InputReader:
         self._session, self._call = session, call
 
     def start(self, run: AttemptRun, numbers: Sequence[int]) -> None:
-        """Start the run once its inputs are here. Returns at once."""
+        """Start the run once its inputs are here. Returns at once. Raises RuntimeError if there is no thread for it."""
         name = f"inputs-{run.assignment.job}"
         threading.Thread(target=self._start, args=(run, numbers), name=name, daemon=True).start()
 

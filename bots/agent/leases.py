@@ -67,6 +67,10 @@ class HeldLease:
         #: True if the last sync left it out, so that the server takes it for pending.
         self.unlisted = False
 
+    def settle(self, outcome: Outcome) -> None:
+        """End it without a run, unless it has ended so before."""
+        self._settled = self._settled or outcome
+
     @property
     def outcome(self) -> Outcome | None:
         """How the attempt ended; None before it has."""
@@ -113,6 +117,8 @@ class AgentLeases:
         self._held: dict[LeaseKey, HeldLease] = {}
         #: Leases without a run, until `begin`.
         self._new: list[tuple[Work, HeldLease]] = []
+        #: There was no thread for one of them.
+        self._is_scarce = False
         #: Leases that the last answer has ended. `begin` drops them while the gateway works, because Python takes as
         #: long to delete them as to settle the answer.
         self._gone: Mapping[LeaseKey, HeldLease] = {}
@@ -250,6 +256,8 @@ class AgentLeases:
                 held = taken[key] = HeldLease(self._settled(key, work, accept=accept))
                 if held.outcome is None:
                     new.append((work, held))
+            elif work.state == "cancelling" and held_already.run is None:
+                held_already.settle(Outcome(verdict="stopped"))
             elif work.state == "cancelling" and held_already.run is not None:
                 if not held_already.stopping:
                     held_already.stopping = True
@@ -266,19 +274,40 @@ class AgentLeases:
         return bool(new)
 
     def begin(self) -> None:
-        """Start what the last answer has brought. The syncing thread may report other leases before."""
+        """Start what the last answers have brought. The syncing thread may report other leases before.
+
+        Without a thread, as where a command forks without end, a lease waits for the next time. The server takes it
+        back if that does not come soon.
+        """
         new, self._new = self._new, []
-        for work, held in new:
+        for number, (work, held) in enumerate(new):
             with self._lock:
                 if self._lost:
                     return
-                run = held.run = self._run(_assignment(work), after=self._runs.get(work.job))
+                if self._held.get(LeaseKey(work.job, work.fence)) is not held or held.outcome is not None:
+                    continue
+                before = self._runs.get(work.job)
+                run = held.run = self._run(_assignment(work), after=before)
                 self._runs[work.job] = run
             numbers = wanted(work.payload)
-            if numbers:
-                self._inputs.start(run, numbers)
-            else:
-                run.start()
+            try:
+                if numbers:
+                    self._inputs.start(run, numbers)
+                else:
+                    run.start()
+            except RuntimeError as error:
+                if not self._is_scarce:
+                    _log.warning("commands wait for a thread", job=work.job, fence=work.fence, reason=str(error))
+                self._is_scarce = True
+                with self._lock:
+                    held.run = None
+                    del self._runs[work.job]
+                    if before is not None:
+                        self._runs[work.job] = before
+                self._new = new[number:]
+                break
+        else:
+            self._is_scarce = False
         self._gone = {}
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:

@@ -126,8 +126,11 @@ class Trash:
         with self._lock:
             self._waiting.append(_Entry(name))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._empty, name="removal", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._empty, name="removal", daemon=True)
+                # Without a thread, as where a command forks without end, the next one empties the trash.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
 
     def _empty(self) -> None:
         while True:

@@ -617,7 +617,10 @@ class TaskLauncher(Launcher):
             self._end(run, child, lambda: None, quiet=False, reusable=False)
         if child.lost and not child.expired:
             # In a thread of its own, because it waits for processes to die.
-            threading.Thread(target=self._sweep, args=(child, runs), name="sweep", daemon=True).start()
+            try:
+                threading.Thread(target=self._sweep, args=(child, runs), name="sweep", daemon=True).start()
+            except RuntimeError:
+                self._sweep(child, runs)
         else:
             for run in runs:
                 self._end_with(child, run, alone=len(runs) == 1)

@@ -1,10 +1,13 @@
 """An agent's settings, the units that it offers, the signals that reach its process, and how it stops."""
 
+import errno
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +15,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from bots.agent.agent import AgentSettings, legal_name
+from bots.agent.attempts.endings import Unable
+from bots.agent.attempts.output import Output
+from bots.agent.attempts.supervisor_reader import SupervisorReader
 from bots.agent.capacity import Lookahead, Machine, Sizing, this_machine, units
-from bots.agent.guardian import descendants, process_tree
+from bots.agent.guardian import Guardian, descendants, process_tree
+from bots.agent.isolation import privileges
 from bots.agent.workspace import Workspace
 from schema import validation
 from tests.support.agents import (
@@ -29,7 +36,7 @@ from tests.support.agents import (
     sleeping,
 )
 from tests.support.http import ReceivedRequest, gateway, problem
-from tests.support.patience import MINUTE
+from tests.support.patience import MINUTE, eventually
 
 pytestmark = NEEDS_PROC
 
@@ -103,6 +110,72 @@ def test_an_agent_whose_terminal_closes_drains_unless_nohup_has_detached_it(tmp_
             else:
                 agent.send_signal(signal.SIGTERM)
                 assert agent.wait(MINUTE) == 0
+
+
+class ScarceThreads:
+    """Lets no thread of some names start, as the kernel does where a job has taken all processes that there are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        #: How many of them are still refused, by the beginning of their names.
+        self.left: dict[str, int] = {}
+        start = threading.Thread.start
+
+        def start_unless_scarce(thread: threading.Thread) -> None:
+            for name, left in self.left.items():
+                if thread.name.startswith(name) and left:
+                    self.left[name] -= 1
+                    raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_unless_scarce)
+
+
+def test_a_bot_goes_on_where_a_job_leaves_it_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scarce, pool = ScarceThreads(monkeypatch), Pool(sync_in=0.1)
+    with serving(pool, tmp_path, capacity=3) as bot:
+        running = pool.grant("sh", "-c", "until test -e go; do sleep 0.05; done; echo goes on", job="running")
+        (work,) = pool.until(lambda: list((tmp_path / "work" / "bot-1").glob("attempt-*/tmp")))
+        scarce.left |= {"call": 2, "run-waits": 3, "run-cancelled": 1000, "removal": 1}
+        waits, cancelled = pool.grant("true", job="waits"), pool.grant("true", job="cancelled")
+        pool.until(lambda: waits in pool.outcomes)
+        pool.until(lambda: "pending" in pool.reported(cancelled))
+        pool.cancel(cancelled)
+        pool.until(lambda: cancelled in pool.outcomes)
+        (work.parent / "go").touch()
+        pool.until(lambda: running in pool.outcomes)
+        later = pool.grant("true", job="later")
+        pool.until(lambda: later in pool.outcomes)
+        # What the first could not remove for want of a thread went with the next.
+        eventually(lambda: not list((tmp_path / "work" / "bot-1.trash").iterdir()))
+    assert bot.failure is None
+    assert {name: left for name, left in scarce.left.items() if name != "run-cancelled"} == {
+        "call": 0, "run-waits": 0, "removal": 0
+    }  # fmt: skip
+    assert [pool.outcomes[key]["verdict"] for key in (running, waits, later)] == ["succeeded"] * 3
+    assert pool.outcomes[cancelled]["verdict"] == "stopped"
+    assert len(pool.opened) == 1
+
+
+def test_a_guardian_goes_on_where_a_job_leaves_it_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    opened = len(os.listdir("/proc/self/fd"))
+    channel, agents = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair()
+    with channel, agents, ours:
+        with theirs, monkeypatch.context() as patched:
+            patched.setattr("os.fork", refuse)
+            socket.send_fds(agents, [b"R"], [theirs.fileno(), theirs.fileno(), theirs.fileno()])
+            assert Guardian(channel)._obey()
+            assert privileges.kill_account(61184, 61185) == os.strerror(errno.EAGAIN)
+        reader, writer = os.pipe()
+        watch = SupervisorReader(ours, reader, waker=agents, output=Output())
+        watch.step(MINUTE)
+        os.close(reader)
+        os.close(writer)
+        assert (watch.over, watch.unable) == (True, Unable(errno.EAGAIN, "[Errno 11] Resource temporarily unavailable"))
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean_and_says_its_session_died(tmp_path: Path) -> None:

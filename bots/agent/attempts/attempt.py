@@ -120,7 +120,7 @@ class AttemptRun(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start, once an earlier run of the same job is over. Returns at once."""
+        """Start, once an earlier run of the same job is over. Returns at once. Raises RuntimeError without a thread."""
 
     def start_late(self) -> None:
         """Start, or end with `refused`; heed who has wanted to stop it before."""

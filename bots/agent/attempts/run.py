@@ -55,7 +55,11 @@ class Run(AttemptRun):
         self._waker_reader, self._waker = socket.socketpair()
 
     def start(self) -> None:
-        threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
+        try:
+            threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
+        except RuntimeError:
+            self._close_waker()
+            raise
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -70,12 +74,15 @@ class Run(AttemptRun):
         except Exception:
             _log.exception("a run failed inside the agent", job=self.assignment.job, fence=self.assignment.fence)
             outcome = Outcome(verdict="error", reason="the agent failed, see its log")
-        self._waker_reader.close()
-        self._waker.close()
+        self._close_waker()
         self._finish(outcome)
         # Afterwards, because it takes as long as the removal of all that the command left in shared memory.
         if self._site is not None and not self._place.containment.close(self._site, silent=self._silent):
             _log.warning("a cgroup cannot be removed", cgroup=self._site.privileges.cgroup)
+
+    def _close_waker(self) -> None:
+        self._waker_reader.close()
+        self._waker.close()
 
     def _attempt(self) -> Outcome | None:
         try:

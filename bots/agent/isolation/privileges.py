@@ -104,7 +104,13 @@ def kill_account(user: int, killer: int) -> str | None:
     Returns None, or why that was not done within 2 s. Called by processes of one thread, because it forks.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    process = os.fork()
+    try:
+        process = os.fork()
+    except OSError as error:
+        # What is to be killed may have taken all processes that there are.
+        os.close(reader)
+        os.close(writer)
+        return error.strerror
     if process == 0:
         reason = "it ended early"
         try:
