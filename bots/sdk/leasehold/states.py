@@ -11,7 +11,7 @@ class JobState(StrEnum):
 
     BLOCKED = "blocked"  # a node of a graph that waits for the nodes it depends on
     QUEUED = "queued"
-    PARKED = "parked"  # held aside until an operator releases it
+    PARKED = "parked"  # held by an operator until it is released
     DEFERRED = "deferred"  # taken out of the queue while more jobs wait than the limit allows
     LEASED = "leased"  # granted to a bot that has not acknowledged it yet
     RUNNING = "running"
