@@ -203,7 +203,9 @@ class Children:
 
     def _epitaph(self, each: _Running) -> str:
         status = each.process.returncode
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        known = {number.value: number.name for number in signal.Signals}
+        killed = f"was killed by {known.get(-status, f'signal {-status}')}"
+        how = killed if status < 0 else f"ended with exit status {status}"
         return f"{how}: {self._last_words(each)}"
 
     def _last_words(self, each: _Running) -> str:

@@ -128,6 +128,15 @@ def test_the_last_words_of_a_dead_child_are_raised(tmp_path: Path) -> None:
     children.stop()
 
 
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    children = Children(tmp_path, os.environ, report=print, chance=random.Random(1))
+    children.start(child("one", "import os; os.kill(os.getpid(), 40)"))
+    eventually(lambda: not children.processes())
+    with pytest.raises(LeaseholdError, match=r"^one was killed by signal 40: it said nothing of it"):
+        children.check()
+    children.stop()
+
+
 def test_children_stop_role_after_role(children: Children, tmp_path: Path) -> None:
     order = tmp_path / "order"
     code = (
