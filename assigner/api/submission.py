@@ -78,19 +78,22 @@ def submit(
     *,
     caller: Principal,
     watched_seconds: float | None = None,
+    repeatable: bool = False,
 ) -> list[Submitted]:
     """Store all requests in one transaction and return once it is durable.
 
     watched_seconds: seconds for which the submissions count while nobody watches them; None = for ever.
+    repeatable: a repeat is harmless although requests have no keys.
 
-    Requests with keys take one round trip, unless an operator sent them or their class must be checked.
+    Repeatable requests, as all with keys are, take one round trip, unless an operator sent them or their class must be
+    checked.
 
     Raises OutcomeUnknown in two cases. The commit came with a warning: PostgreSQL warns if it stopped waiting for a
     synchronous standby. Or the connection was lost around the commit, and a request has no key, so that a repeat could
     store it twice. Requests that take one round trip raise it also if the server has refused each repeat because of
     conflicts. Raises Conflict `key_reused`.
     """
-    keyed = all(request["key"] is not None for request in requests)
+    keyed = repeatable or all(request["key"] is not None for request in requests)
     attempt = _Attempt(keyed=keyed)
 
     def alone(session: Session) -> list[Submitted]:
@@ -135,7 +138,8 @@ def submit_completed(
     """Store jobs of several callers, those of one caller together; return for each what `submit` returns or raises.
 
     watched_seconds: as of `submit`.
-    One that is refused fails no other. Equal jobs share one, also if they come together.
+    One that is refused fails no other. Equal jobs share one, also if they come together. A job whose outcome is unknown
+    is stored once more, as by the client, who would send it again.
     """
     found: list[Submitted | Exception] = []
     groups: list[tuple[Principal, dict[int, dict[str, Any]]]] = []
@@ -153,7 +157,7 @@ def submit_completed(
         else:
             groups.append((caller, {place: normal}))
     for caller, group in groups:
-        storing = partial(submit, database, caller=caller, watched_seconds=watched_seconds)
+        storing = partial(submit, database, caller=caller, watched_seconds=watched_seconds, repeatable=True)
         for place, done in _submit_apart(storing, group).items():
             found[place] = done
     return found

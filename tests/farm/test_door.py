@@ -489,6 +489,16 @@ def test_actions_that_come_together_are_stored_together_and_a_refused_one_fails_
     assert len(pool.rows("SELECT FROM jobs")) == 4
 
 
+def test_jobs_of_a_caller_are_stored_in_one_round_trip(pool: Pool) -> None:
+    caller = DoorCaller(kind=Kind.SUBMITTER, id="a", instance="default")
+    for count in 1, 3:
+        wanted = [(JobRequest(command=["true"]), caller, partial(dict, dedup_key=f"{count}:{n}")) for n in range(count)]
+        with round_trips() as sent:
+            stored = submit_completed(pool.database, None, wanted)
+        assert [each.created for each in stored] == [True] * count  # type: ignore[union-attr]
+        assert [len(each) for each in sent] == [1]
+
+
 def test_actions_that_were_stored_together_are_not_stored_again_if_they_cannot_be_looked_at(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
