@@ -18,7 +18,7 @@ from schema.checkpoints import Checkpoint, Told
 from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
 from schema.moves.grant import FetchedLease
-from schema.moves.sessions import STARTED_ANEW
+from schema.moves.sessions import IDLE_RENEWED_BELOW, RENEWED_BELOW, STARTED_ANEW
 from schema.outputs import Written
 from schema.postgres.statements import Row
 from schema.states import BotStatus, LeaseState
@@ -269,9 +269,15 @@ class SyncCall:
         The number of such a call is not stored, because to settle it twice changes nothing.
         """
         call = self.call
-        if not isinstance(call, NewCall) or call.of_worker or call.sync.wait == 0 or self.bot.sync_seq == 0:
+        if not isinstance(call, NewCall) or call.sync.wait == 0 or self.bot.sync_seq == 0:
             return False
         return not (call.sync.leases or call.sync.unlisted or self.bot.held)
+
+    @property
+    def renewed_below(self) -> float:
+        """Return below which part of its life the session is renewed. A worker gets time to find another door."""
+        is_late = self.is_idle and not (isinstance(self.call, NewCall) and self.call.of_worker)
+        return IDLE_RENEWED_BELOW if is_late else RENEWED_BELOW
 
     @property
     def changes_bot(self) -> bool:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from bots.sync.call import SyncCall
+from bots.sync.call import HeldCall, SyncCall
 from schema.moves.grant import FetchedLease
-from schema.postgres.connection import Connection
-from schema.postgres.fragments import newest_leases
+from schema.postgres.connection import Connection, Later
+from schema.postgres.fragments import newest_leases, newest_version
 from schema.postgres.statements import Row, Statement
 from schema.sql import NOT_OVER
 from schema.states import LeaseState
@@ -70,6 +70,21 @@ _GPUS = r"""(
         SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
         FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
         WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
+# What a bot is told of the leases in `found`.
+_TOLD = f"""
+SELECT l.bot_id, l.bot_epoch, l.job_id, CAST(j.public_id AS text) AS public_id, l.fence, l.state, l.units,
+    i.name AS instance, j.attempts, j.timeout_seconds,
+    CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
+    CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
+    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
+    CASE WHEN l.state = 'pending' THEN (
+        SELECT CAST(checkpoint AS text) FROM job_checkpoints WHERE job_id = l.job_id) END AS checkpoint
+FROM found l JOIN instances i ON i.id = l.instance
+CROSS JOIN LATERAL (SELECT public_id, attempts, timeout_seconds, constrained FROM jobs WHERE id = l.job_id OFFSET 0) j
+LEFT JOIN LATERAL (
+    SELECT payload FROM job_payloads WHERE job_id = l.job_id AND l.state = 'pending' OFFSET 0) p ON true
+ORDER BY l.job_id
+"""
 # After the call: leases that were held and have not begun to run are known. Those that run are left out, and those that
 # the call has fetched: the grant has returned what the bot is told of them. Payload and checkpoint are sent until the
 # bot reports the lease.
@@ -80,18 +95,14 @@ WITH known AS MATERIALIZED (
         AS k (bot_id, job, fence)
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_found(but="coalesce(c.jobs, '{}') || CAST(:found AS bigint[])")}
-SELECT l.bot_id, l.bot_epoch, l.job_id, CAST(j.public_id AS text) AS public_id, l.fence, l.state, l.units,
-    i.name AS instance, j.attempts, j.timeout_seconds,
-    CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
-    CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
-    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
-    CASE WHEN l.state = 'pending' THEN (
-        SELECT CAST(checkpoint AS text) FROM job_checkpoints WHERE job_id = l.job_id) END AS checkpoint
-FROM found l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
-LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
-ORDER BY l.job_id
-""")
+), {_found(but="coalesce(c.jobs, '{}') || CAST(:found AS bigint[])")}{_TOLD}""")
+# The same for bots whose held calls have news. Bots are named, so that one round trip locks their rows and reads this.
+NEWS_LEASES = Statement(f"""
+WITH found AS MATERIALIZED (
+    SELECT l.* FROM unnest(CAST(:names AS text[])) AS n (name)
+    CROSS JOIN LATERAL {newest_version("bots", "name", "n.name", columns="id, held")} b
+    CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns=_LEASE)} l
+){_TOLD}""")
 
 # The payloads of live leases, by what the answers call a job and its fence.
 PAYLOADS = Statement(f"""
@@ -112,8 +123,15 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
         sync_call.of_older_sessions = [lease for lease in older if lease.bot_id == sync_call.bot.id]
 
 
-def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
+def ask_news(connection: Connection, calls: Sequence[HeldCall]) -> Later:
+    """Read the live leases of the bots of held calls with the next statement, for `read_due_leases`."""
+    return connection.execute_later(NEWS_LEASES, {"names": [call.bot for call in calls]})
+
+
+def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall], news: Later | None) -> None:
     """Find the live leases of each bot after its call is settled.
+
+    news: by `ask_news`, after the locks, if all calls were held: they change nothing, so there is nothing else to find.
 
     Those that the call has fetched, and those that run, are not read again: nobody else begins or ends leases of a bot
     whose row is locked. If somebody asks to stop one after it was read, the next call tells that.
@@ -121,6 +139,12 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
     Leases that the bot does not list are left out if they are just the unchanged ones. The bot holds what it was told
     of in the answers before; so it holds the same ones if there are as many.
     """
+    if news is not None:
+        by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
+        for row in news.result():
+            if (sync_call := by_bot.get(row.bot_id)) is not None and row.bot_epoch == sync_call.bot.epoch:
+                sync_call.due.append(row)
+        return
     for sync_call in sync_calls:
         sync_call.due = _known(sync_call)
     _gather(connection, DUE_LEASES, [each for each in sync_calls if _has_unread(each)], _unread, lambda each: each.due)

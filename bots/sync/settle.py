@@ -31,7 +31,7 @@ from bots.sync.call import (
 from bots.sync.fetch import FetchSettings, fetch_after_sync
 from bots.sync.hindrances import Hindrances, ReportTrials
 from bots.sync.inputs import read_inputs
-from bots.sync.leases import read_due_leases, read_held_leases
+from bots.sync.leases import ask_news, read_due_leases, read_held_leases
 from schema import outputs
 from schema.accounting.held_rows import SHORT_WAIT, Trials
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
@@ -44,8 +44,6 @@ from schema.moves.acknowledge import Start, acknowledge, deliver
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
 from schema.moves.sessions import (
-    IDLE_RENEWED_BELOW,
-    RENEWED_BELOW,
     SyncUpdate,
     close,
     limit_spared,
@@ -217,7 +215,10 @@ class SyncService:
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
-        bots = {bot.name: bot for bot in map(LockedBot._make, connection.execute(LOCK_BOTS, asked))}
+        locked = connection.execute_later(LOCK_BOTS, asked)
+        held = [call for call in calls if isinstance(call, HeldCall)]
+        news = ask_news(connection, held) if len(held) == len(calls) else None
+        bots = {bot.name: bot for bot in map(LockedBot._make, locked.result())}
         if self._hindrances.is_careful:
             connection.execute_later(SHORT_WAIT)
         replies: dict[int, Reply] = {}
@@ -244,7 +245,7 @@ class SyncService:
             policy=self._policy,
         )
         renewed = self._sync(connection, settled)
-        read_due_leases(connection, settled)
+        read_due_leases(connection, settled, news)
         _deliver(connection, settled)
         returned.write(connection)
 
@@ -382,8 +383,7 @@ class SyncService:
         changed = [
             sync_call
             for sync_call in settled
-            if sync_call.changes_bot
-            or sync_call.remaining < self._timing.ttl * (IDLE_RENEWED_BELOW if sync_call.is_idle else RENEWED_BELOW)
+            if sync_call.changes_bot or sync_call.remaining < self._timing.ttl * sync_call.renewed_below
         ]
         for sync_call in changed:
             sync_call.before = self._now() - sync_call.call.began

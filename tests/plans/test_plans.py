@@ -12,7 +12,7 @@ from leasehold.states import JobState
 from assigner.maintenance import needs, upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import held_calls
-from bots.sync.leases import DUE_LEASES, HELD_LEASES
+from bots.sync.leases import DUE_LEASES, HELD_LEASES, NEWS_LEASES
 from schema import checkpoints, clock, outputs
 from schema.diagnostics import invariants, tracing
 from schema.fleet import candidates, kinds, members
@@ -56,6 +56,7 @@ class Known:
     jobs: list[int]
     public: list[str]
     held: list[tuple[int, int, int, int]]
+    held_by: str
     free: list[int]
 
     def fetch(
@@ -148,6 +149,7 @@ ACTS: dict[str, Act] = {
     "states": lambda known, c: job_queries.submission_states(c, known.public, instances=None),
     "progress": lambda known, c: c.execute(job_queries.PROGRESS, {"ids": known.public}).all(),
     "ask to stop": lambda known, c: ask_stop(c, known.fences(), from_state="active", reason="timeout", sync=1),
+    "news of held calls": lambda known, c: c.execute(NEWS_LEASES, {"names": [known.held_by]}).all(),
     "held by the bot": lambda known, c: known.live_leases(c, HELD_LEASES, brief=False),
     "held and changed": lambda known, c: known.live_leases(c, HELD_LEASES, brief=True),
     "held by lost bots": lambda known, c: c.execute(
@@ -201,6 +203,7 @@ READY = Statement(
     "SELECT id, public_id FROM jobs WHERE state = 'queued' AND schedule_after IS NULL ORDER BY id LIMIT :limit"
 )
 HELD = Statement("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
+HOLDER = Statement("SELECT name FROM bots WHERE id = :bot")
 FREE_BOTS = Statement("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 
 
@@ -294,13 +297,16 @@ def _fill(connection: Connection, size: Size) -> None:
 def _known(connection: Connection) -> Known:
     rows = connection.execute(IDS).all()
     jobs = connection.execute(READY, {"limit": BATCH}).all()
+    held = [tuple(row) for row in connection.execute(HELD, {"limit": BATCH})] or [(1, 1, 1, 1)]
+    holder = connection.execute(HOLDER, {"bot": held[0][2]}).one_or_none()
     return Known(
         platforms=dict.fromkeys(KINDS, 1) | {row.kind: row.platform for row in rows},
         bots=dict.fromkeys(KINDS, 1) | {row.kind: row.bot_id for row in rows if row.bot_id},
         kind=1,
         jobs=[row.id for row in jobs] or [1],
         public=[str(row.public_id) for row in jobs] or [str(uuid4())],
-        held=[tuple(row) for row in connection.execute(HELD, {"limit": BATCH})] or [(1, 1, 1, 1)],
+        held=held,
+        held_by="nobody" if holder is None else holder.name,
         free=[row.id for row in connection.execute(FREE_BOTS, {"limit": BATCH})] or [1],
     )
 

@@ -99,6 +99,32 @@ def test_what_a_call_writes_last_travels_with_its_commit(pool: Pool) -> None:
     assert seen == [(3, 2), (5, 5)]
 
 
+def test_a_held_call_with_news_takes_two_round_trips(pool: Pool) -> None:
+    sync_service, bot = pool.sync_service(), pool.bot()
+    waiting = sync_service.answer(new_calls(bot.message(wait=10.0)))
+    (job,) = pool.submit()
+    pool.assigner().run_once()
+    with round_trips() as sent:
+        (answer,) = sync_service.answer(waiting)
+    assert offered(plain(answer)) == [job]
+    assert len(sent) == 2
+
+
+def test_a_call_without_news_of_an_idle_worker_writes_nothing_but_its_first_and_renews_its_session(pool: Pool) -> None:
+    sync_service, bot = pool.sync_service(), pool.bot()
+
+    def calls() -> Any:
+        call = NewCall(bot.message(wait=10.0), clock.monotonic(), of_worker=True)
+        assert isinstance(sync_service.settle([call])[0], HeldCall)
+        renewed = f"expires_at > now() + interval '{pool.timing.ttl * 0.9} s'"
+        return pool.row(f"SELECT sync_seq, xmin, {renewed} AS renewed FROM bots")
+
+    first = calls()
+    assert (first.sync_seq, calls()) == (1, first)
+    pool.change(f"UPDATE bots SET expires_at = now() + interval '{pool.timing.ttl * 0.8} s'")
+    assert calls().renewed, "sooner than that of a bot, because it may have to find another door"
+
+
 def test_a_call_reads_running_leases_once_and_a_repeated_one_tells_the_same_of_them(pool: Pool) -> None:
     bot = pool.bot(capacity=3)
     pool.submit(2, timeout_seconds=60)
