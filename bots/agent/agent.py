@@ -100,8 +100,9 @@ class AgentSettings(BaseModel):
     url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
     capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
         at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.
-    auto_capacity: derive the capacity from the machine instead of `capacity`: min(cores - 1, available memory /
-        task_memory_mib, max_parallel), at least 1, and half of that while more than 70 % of the cores are busy.
+    auto_capacity: derive the capacity from the machine, or from what its container leaves of it, instead of
+        `capacity`: min(cores - 1, available memory / task_memory_mib, max_parallel), at least 1, and half of that while
+        more than 70 % of the cores are busy.
     task_memory_mib: with auto_capacity, the memory that one unit needs. Doubling it halves the units that fit into
         memory.
     max_parallel: with auto_capacity, the highest capacity.

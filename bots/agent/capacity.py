@@ -8,6 +8,8 @@ from pathlib import Path
 
 from leasehold.errors import BadInput
 
+from bots.agent.isolation.cgroups import limits_here
+
 #: The machine counts as loaded while more than this share of its cores is busy.
 LOADED = 0.7
 
@@ -16,10 +18,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Machine:
-    """Cores, memory and load of a machine.
+    """Cores, memory and load of a machine, or what a container leaves of it.
 
     cores: those that this process may use. memory_mib: MiB available for new processes. load: the average share of
-    busy cores over the last minute; it may exceed 1.
+    busy cores of the whole machine over the last minute; it may exceed 1.
     """
 
     cores: int
@@ -28,10 +30,16 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Read the state of the machine this process runs on."""
+    """Read the state of the machine this process runs on, within the limits of its cgroups."""
+    limits = limits_here()
     cores = len(os.sched_getaffinity(0))
+    if limits.cpu_milli is not None:
+        cores = min(cores, max(1, limits.cpu_milli // 1000))
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    return Machine(cores, int(lines["MemAvailable"].split()[0]) // 1024, os.getloadavg()[0] / (os.cpu_count() or 1))
+    memory_mib = int(lines["MemAvailable"].split()[0]) // 1024
+    if limits.memory_mib is not None:
+        memory_mib = min(memory_mib, limits.memory_mib)
+    return Machine(cores, memory_mib, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def units(cores: int, memory_mib: int, *, load: float, task_memory_mib: int, most: int) -> int:

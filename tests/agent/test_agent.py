@@ -20,7 +20,8 @@ from bots.agent.attempts.output import Output
 from bots.agent.attempts.supervisor_reader import SupervisorReader
 from bots.agent.capacity import Lookahead, Machine, Sizing, this_machine, units
 from bots.agent.guardian import Guardian, descendants, process_tree
-from bots.agent.isolation import privileges
+from bots.agent.isolation import cgroups, privileges
+from bots.agent.isolation.cgroups import Limits, limits_here
 from bots.agent.workspace import Workspace
 from schema import validation
 from tests.support.agents import (
@@ -426,6 +427,28 @@ def test_this_machine_can_be_measured() -> None:
         8,
         False,
     )
+
+
+def test_a_bot_in_a_container_offers_what_the_limits_of_its_cgroups_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own := tmp_path / "mount" / "pod" / "bot").mkdir(parents=True)
+    (tmp_path / "mounts").write_text(f"30 1 0:26 / {tmp_path / 'mount'} rw - cgroup2 cgroup2 rw\n")
+    (tmp_path / "own").write_text("3:cpu:/other\n0::/pod/bot\n")
+    monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(cgroups, "_OWN", tmp_path / "own")
+    assert limits_here() == Limits(), "no controller is enabled"
+    usage = {"memory.current": str(300 << 20), "memory.stat": f"anon 1\ninactive_file {100 << 20}"}
+    limits = {own: {"cpu.max": "max 100000", "memory.max": "max"}, own.parent: {"cpu.max": "50000 100000"}}
+    limits[own.parent]["memory.max"] = str(264 << 20)
+    for cgroup, files in limits.items():
+        for name, text in {**usage, **files}.items():
+            (cgroup / name).write_text(f"{text}\n")
+    assert limits_here() == Limits(memory_mib=64, cpu_milli=500)
+    machine = this_machine()
+    assert (machine.cores, machine.memory_mib) == (1, 64)
+    (tmp_path / "mounts").write_text("")
+    assert limits_here() == Limits(), "version 2 is not mounted"
 
 
 def test_an_agent_says_with_every_call_what_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

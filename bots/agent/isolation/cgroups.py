@@ -1,4 +1,4 @@
-"""Limits of memory, processes and CPU for each attempt, by a cgroup (version 2) of its own.
+"""Limits of memory, processes and CPU: for each attempt, by a cgroup (version 2) of its own, and those of the agent.
 
 <parent>/                          made here if it is missing; its controllers are enabled for what is below it
 <parent>/<bot>-<place>-<attempt>/  one cgroup for each running attempt; place: of the bot's directory, in hex
@@ -18,8 +18,9 @@ from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: The kernel's list of mounts, and the name of the default parent below the mount of version 2.
-_MOUNTS = Path("/proc/self/mountinfo")
+#: The kernel's list of mounts, the cgroups of this process, and the name of the default parent below the mount of
+#: version 2.
+_MOUNTS, _OWN = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 _PARENT = "leasehold"
 #: What the kernel writes for a limit that is not set.
 _UNLIMITED = "max"
@@ -139,6 +140,32 @@ def exceeded_memory(cgroup: str) -> int | None:
         return None
     killed = int(events["oom"]) > 0 and int(events["oom_kill"]) > 0
     return int(limit) >> 20 if killed and limit != _UNLIMITED else None
+
+
+def limits_here() -> Limits:
+    """What the cgroups of this process leave to it, such as those of its container; none without version 2.
+
+    memory_mib is what is left of the limit. What the kernel could drop of the files that it has read counts as free.
+    """
+    try:
+        mount = _mount()
+    except BadInput:
+        return Limits()
+    own = next(line.removeprefix("0::/") for line in _OWN.read_text().splitlines() if line.startswith("0::/"))
+    cores, memory = list[int](), list[int]()
+    # A limit holds for all that is below it. The root has none of these files.
+    for each in [mount / own, *(mount / own).parents]:
+        if not each.is_relative_to(mount):
+            break
+        with contextlib.suppress(FileNotFoundError):
+            quota, period = (each / "cpu.max").read_text().split()
+            cores += [] if quota == _UNLIMITED else [1000 * int(quota) // int(period)]
+        with contextlib.suppress(FileNotFoundError):
+            most = (each / "memory.max").read_text().strip()
+            used = int((each / "memory.current").read_text())
+            kept = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
+            memory += [] if most == _UNLIMITED else [max(0, int(most) - used + int(kept["inactive_file"]))]
+    return Limits(memory_mib=min(memory) >> 20 if memory else None, cpu_milli=min(cores, default=None))
 
 
 def _mount() -> Path:
