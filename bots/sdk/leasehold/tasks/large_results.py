@@ -51,6 +51,12 @@ class ResultFiles:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(place)
+        # Its name is on the disk only with the directory.
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
         return place.name
 
     def fetch(self, reference: Any) -> bytes:
