@@ -311,10 +311,11 @@ class Agent:
         0 = drained; 1 = drained, but some results could not be delivered; 2 = the gateway refused the bot; 4 = another
         agent took over the name; 130 = left at once.
 
-        The first SIGTERM or SIGINT drains, as does SIGHUP, when the terminal closes, unless it was ignored as by
-        `nohup`. The second kills all commands at once. Raises BadInput if the settings
-        cannot be used on this machine. Raises LeaseholdError if this is not Linux with /proc, or if processes of an
-        earlier agent or session cannot be killed.
+        The first SIGTERM or SIGINT drains, the second kills all commands at once. SIGHUP, when the terminal closes,
+        only drains: a shell that ends sends it once more. It does nothing if it was ignored before, as by `nohup`.
+
+        Raises BadInput if the settings cannot be used on this machine. Raises LeaseholdError if this is not Linux with
+        /proc, or if processes of an earlier agent or session cannot be killed.
         """
         _check_system()
         if not structlog.is_configured():
@@ -528,7 +529,7 @@ class Agent:
         def read() -> None:
             while number := reader.recv(1):
                 if number[0] in numbers:
-                    self._inbox.put("signal")
+                    self._inbox.put("drain" if number[0] == signal.SIGHUP else "signal")
 
         thread = threading.Thread(target=read, name="signals", daemon=True)
         thread.start()
