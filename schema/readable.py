@@ -7,6 +7,7 @@ columns that may leave do so in their stated order, and the texts that may be cu
 or a name, is never cut.
 """
 
+import codecs
 import json
 import re
 import sys
@@ -297,7 +298,7 @@ def _kept_durations(text: str) -> str:
 
 def print_json(value: object) -> None:
     """Print one JSON document on one line, with times in ISO 8601; letters are escaped where they are not UTF-8."""
-    escaped = sys.stdout.encoding.lower() != "utf-8"
+    escaped = codecs.lookup(sys.stdout.encoding).name != "utf-8"
     click.echo(json.dumps(value, ensure_ascii=escaped, separators=(",", ":"), default=_jsonable))
 
 

@@ -41,14 +41,14 @@ class StandardError(io.FileIO):
 def open_streams() -> None:
     """Make the three standard streams such that no command has to look what they are.
 
-    One that the caller has closed leads nowhere: otherwise the next file or connection would be opened as it, and
-    written to. What the encoding of the locale does not have is printed as its number.
+    One that the caller has closed leads nowhere, also for programs that are started: otherwise the next file or
+    connection would be opened as it, and written to. What the encoding of the locale does not have is printed as its number.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     encoding = sys.stderr.encoding if sys.stderr else sys.stdout.encoding

@@ -440,13 +440,25 @@ def test_streams_are_closed_or_full_or_of_another_encoding(
     assert (done.returncode, b"Traceback" in done.stderr) == (code, False), done
 
 
+def test_a_stream_that_is_closed_is_so_for_no_program_that_is_started(tmp_path: Path) -> None:
+    program = (
+        "import subprocess; from assigner.cli import errors; errors.open_streams(); "
+        "subprocess.run(['readlink', *(f'/dev/fd/{n}' for n in range(3))], stdout=open('said', 'w'))"
+    )
+    python = LEASEHOLD.with_name("python")
+    subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", python, "-c", program], cwd=tmp_path, check=True)
+    assert (tmp_path / "said").read_text().split() == ["/dev/null", str(tmp_path / "said"), "/dev/null"]
+
+
 def test_json_is_utf_8_or_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding in ("utf-8", "latin-1", "ascii"):
+    said = {"label": "größe ✓ 😀"}
+    for encoding in ("utf-8", "UTF8", "latin-1", "ascii"):
         out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         monkeypatch.setattr("sys.stdout", out)
-        readable.print_json({"label": "größe ✓ 😀"})
+        readable.print_json(said)
         out.flush()
-        assert json.loads(cast(io.BytesIO, out.buffer).getvalue().decode()) == {"label": "größe ✓ 😀"}
+        written = cast(io.BytesIO, out.buffer).getvalue().decode()
+        assert (json.loads(written), "😀" in written) == (said, encoding in ("utf-8", "UTF8"))
         monkeypatch.undo()
 
 
