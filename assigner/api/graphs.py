@@ -25,9 +25,9 @@ from schema.requests import DEFAULT_INSTANCE, MAX_GRAPH_NODES, GraphRequest, Nod
 from schema.tenancy.tokens import Principal
 
 #: Most graphs in one answer; the answer counts each graph's nodes, which takes time.
+MAX_GRAPHS = 100
 #: The most numbers of missing nodes that a warning names.
 NAMED = 20
-MAX_GRAPHS = 100
 
 log = structlog.get_logger()
 

@@ -29,8 +29,7 @@ WHERE n.node_no = ANY (CAST(:nodes AS integer[]))
 def read_inputs(connection: Connection, bot: int, asked: AskInputs) -> dict[str, Any]:
     """Return the state and the result of each of these nodes on which the node of a lease depends, by their numbers.
 
-    The bot's session has been checked. Raises Conflict `lease_over` if it has not, or has no more, this lease, and
-    BadInput if a result is kept no longer.
+    The bot's session has been checked. Raises Conflict `lease_over` if it has not, or has no more, this lease.
     """
     try:
         job = UUID(asked.job)

@@ -147,7 +147,7 @@ class TaskRegistry:
         known = self.tasks.get(called)
         # A module that is imported again has the same function again.
         if known is not None and _place(known.function) != _place(function):
-            raise BadInput("name", f"'{called}' is the name of two tasks, '{'.'.join(_place(known.function))}' too")
+            raise BadInput("name", f"'{called}' is the name of another task, '{'.'.join(_place(known.function))}'")
         cls: type[Task[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(function) else Task
         task = self.tasks[called] = cls(self, function, called, options)
         return task
