@@ -42,7 +42,8 @@ def open_streams() -> None:
     """Make the three standard streams such that no command has to look what they are.
 
     One that the caller has closed leads nowhere, also for programs that are started: otherwise the next file or
-    connection would be opened as it, and written to. What the encoding of the locale does not have is printed as its number.
+    connection would be opened as it, and written to. What the encoding of the locale does not have is printed as its
+    number.
     """
     for number in range(3):
         try:

@@ -97,22 +97,22 @@ def test_sigterm_drains_also_if_another_thread_receives_it_and_a_second_signal_l
     assert TOKEN not in log
 
 
-def test_an_agent_whose_terminal_closes_drains_unless_nohup_has_detached_it(tmp_path: Path) -> None:
-    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    for before, ends in (("", True), (ignoring, False)):
-        pool, go = Pool(), tmp_path / f"go-{ends}"
-        with gateway(pool) as stands, agent_process(stands.url, tmp_path, before=before) as agent:
-            pool.grant("sh", "-c", f"until test -e {go}; do sleep 0.05; done")
-            pool.until(lambda: processes(tmp_path))
-            agent.send_signal(signal.SIGHUP)
-            if ends:
-                pool.until(lambda: pool.syncs[-1].status == "draining")
-            # The shell and the kernel both tell it that the terminal is gone.
-            agent.send_signal(signal.SIGHUP if ends else signal.SIGTERM)
+@pytest.mark.parametrize("detached", [False, True])
+def test_an_agent_whose_terminal_closes_drains_unless_nohup_has_detached_it(tmp_path: Path, detached: bool) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" * detached
+    pool, go = Pool(), tmp_path / "go"
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, before=ignoring) as agent:
+        pool.grant("sh", "-c", f"until test -e {go}; do sleep 0.05; done")
+        pool.until(lambda: processes(tmp_path))
+        agent.send_signal(signal.SIGHUP)
+        if not detached:
             pool.until(lambda: pool.syncs[-1].status == "draining")
-            go.touch()
-            assert agent.wait(MINUTE) == 0
-            assert [each["verdict"] for each in pool.outcomes.values()] == ["succeeded"]
+        # The shell and the kernel both tell it that the terminal is gone.
+        agent.send_signal(signal.SIGTERM if detached else signal.SIGHUP)
+        pool.until(lambda: pool.syncs[-1].status == "draining")
+        go.touch()
+        assert agent.wait(MINUTE) == 0
+        assert [each["verdict"] for each in pool.outcomes.values()] == ["succeeded"]
 
 
 class ScarceThreads:
