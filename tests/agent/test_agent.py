@@ -137,7 +137,9 @@ def test_a_bot_goes_on_where_a_job_leaves_it_no_threads(tmp_path: Path, monkeypa
     scarce, pool = ScarceThreads(monkeypatch), Pool(sync_in=0.1)
     with serving(pool, tmp_path, capacity=3) as bot:
         running = pool.grant("sh", "-c", "until test -e go; do sleep 0.05; done; echo goes on", job="running")
-        (work,) = pool.until(lambda: list((tmp_path / "work" / "bot-1").glob("attempt-*/tmp")))
+        # Not earlier: the agent has made a directory for a trial before its session.
+        pool.until(lambda: "active" in pool.reported(running))
+        (work,) = (tmp_path / "work" / "bot-1").glob("attempt-*/tmp")
         scarce.left |= {"call": 2, "run-waits": 3, "run-cancelled": 1000, "removal": 1}
         waits, cancelled = pool.grant("true", job="waits"), pool.grant("true", job="cancelled")
         pool.until(lambda: waits in pool.outcomes)
