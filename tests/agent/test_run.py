@@ -103,6 +103,24 @@ def test_the_results_of_other_nodes_are_in_a_file_and_have_a_bound(place: RunCon
     assert large.reason == "inputs: have more than 16,777,216 bytes of JSON together"
 
 
+def test_a_run_that_has_read_the_results_of_other_nodes_needs_no_further_thread(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, start = threading.Event(), threading.Thread.start
+
+    def start_none(thread: threading.Thread) -> None:
+        if answered.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def call(_: str, __: Any) -> Any:
+        answered.set()
+        return {"results": {}}
+
+    monkeypatch.setattr(threading.Thread, "start", start_none)
+    assert finish(read_late(place, call, "true", nodes=1)).verdict == "succeeded"
+
+
 def test_an_attempt_whose_bot_leaves_while_the_results_are_read_is_not_charged(place: RunContext) -> None:
     asked = threading.Event()
 

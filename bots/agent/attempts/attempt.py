@@ -123,7 +123,7 @@ class AttemptRun(ABC):
         """Start, once an earlier run of the same job is over. Returns at once. Raises RuntimeError without a thread."""
 
     def start_late(self) -> None:
-        """Start, or end with `refused`; heed who has wanted to stop it before."""
+        """Start, or end with `refused`; heed who has wanted to stop it before. For a thread that does nothing else."""
         self.start()
         if self.stopping:
             self._wake()

@@ -61,6 +61,10 @@ class Run(AttemptRun):
             self._close_waker()
             raise
 
+    def start_late(self) -> None:
+        # Not in another thread, which there may not be.
+        self._live()
+
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
