@@ -135,7 +135,8 @@ NO_JOB_IS_DROPPED = Invariant(
              UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM job_metadata
              UNION SELECT job_id FROM preference_waits
              UNION SELECT job_id FROM job_results r WHERE NOT EXISTS (
-                 SELECT FROM graph_nodes n WHERE n.job_id = r.job_id AND n.outcome = 'succeeded')
+                 SELECT FROM graph_nodes n
+                 WHERE n.job_id = r.job_id AND n.outcome = 'succeeded' AND n.callback IS NULL)
              UNION SELECT job_id FROM job_checkpoints UNION SELECT job_id FROM job_progress
              UNION SELECT job_id FROM submission_metadata) o
        LEFT JOIN jobs j ON j.id = o.job_id

@@ -70,9 +70,9 @@ FINISH = Statement(f"""
 UPDATE graphs g SET finished_at = clock_timestamp(), state = CASE state WHEN 'active' THEN 'finished' ELSE state END
 WHERE g.id = ANY (CAST(:ids AS bigint[])) AND {_OVER}
 """)
-# One graph at a time, with all its nodes, their results and edges, once none of its jobs is kept any more. A page of
-# graphs is looked at, so that those which are kept for their failed jobs are not read again and again in front of
-# others.
+# One graph at a time, with all its nodes and edges, once none of its jobs is kept any more. The results of its nodes go
+# with these (`forget_results`). A page of graphs is looked at, so that those which are kept for their failed jobs are
+# not read again and again in front of others.
 DELETE_GRAPH = Statement("""
 WITH page AS MATERIALIZED (
     SELECT id, finished_at FROM graphs
@@ -88,8 +88,6 @@ WITH page AS MATERIALIZED (
     DELETE FROM graph_nodes WHERE graph = ANY (ARRAY(SELECT id FROM old)) RETURNING job_id
 ), edges AS (
     DELETE FROM graph_edges WHERE parent = ANY (ARRAY(SELECT job_id FROM nodes))
-), results AS (
-    DELETE FROM job_results WHERE job_id = ANY (ARRAY(SELECT job_id FROM nodes))
 ), gone AS (
     DELETE FROM graphs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING finished_at
 )

@@ -20,7 +20,8 @@ from schema.sql import OF_CLIENTS
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
 # jobs that were deleted just before: they stay in the index until vacuum has removed them, and longer beside an old
 # snapshot. The row of a key that a submit holds is left: it gets the name of the job that the submit makes. The result
-# of a node that has succeeded stays with its graph: nodes that take it may start much later.
+# of a node that has succeeded stays with its graph: nodes that take it may start much later. None takes that of a
+# callback, which a retry of the graph gives another job.
 _DELETE_FINISHED = """
 WITH old AS MATERIALIZED (
     SELECT id, finished_at FROM jobs
@@ -30,7 +31,8 @@ WITH old AS MATERIALIZED (
 ), payloads AS (DELETE FROM job_payloads WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 results AS (DELETE FROM job_results r WHERE job_id = ANY (ARRAY(SELECT id FROM old))
-    AND NOT (:state = 'succeeded' AND EXISTS (SELECT FROM graph_nodes n WHERE n.job_id = r.job_id OFFSET 0))),
+    AND NOT (:state = 'succeeded' AND EXISTS (
+        SELECT FROM graph_nodes n WHERE n.job_id = r.job_id AND n.callback IS NULL OFFSET 0))),
 checkpoints AS (DELETE FROM job_checkpoints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 progress AS (DELETE FROM job_progress WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 described AS (DELETE FROM job_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM old))),

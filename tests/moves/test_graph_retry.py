@@ -74,6 +74,16 @@ def test_a_node_takes_a_result_whose_job_is_kept_no_longer(pool: Pool) -> None:
     assert pool.rows("SELECT FROM job_results") == []
 
 
+def test_the_result_of_a_callback_goes_with_its_job(pool: Pool) -> None:
+    graph(pool, {}, on_failure="cancel", callback={"command": ["true"], "on": "done"})
+    bot = pool.bot()
+    for result in ("1", "2"):
+        (work,) = pool.given(bot)
+        bot.sync(completed(work, result=result))
+    assert retention(pool) == 2
+    assert [row.result for row in pool.rows("SELECT result FROM job_results")] == [1]
+
+
 def inputs_of(connection: Connection, pool: Pool, work: Any) -> dict[str, Any]:
     session = {"bot": "bot-1", "epoch": 1, "secret": "s", "job": work["job"], "fence": work["fence"], "nodes": [1]}
     return read_inputs(connection, pool.row("SELECT id FROM bots").id, AskInputs.model_validate(session))

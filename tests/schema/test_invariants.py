@@ -112,6 +112,7 @@ BROKEN = [
     ("S10", "DELETE FROM stored_events WHERE job_id = 6", ["6"]),
     ("S10", "DELETE FROM jobs WHERE id = 6; DELETE FROM job_payloads WHERE job_id = 6", ["6"]),
     ("S10", "INSERT INTO job_payloads (job_id, payload) VALUES (99, '{}')", ["99"]),
+    ("S10", "INSERT INTO job_results (job_id, fence, result) VALUES (99, 1, '1')", ["99"]),
     ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
     ("S10", "INSERT INTO job_metadata (job_id, instance, key, value) VALUES (99, 1, 'k', 'v')", ["99"]),
     ("S10", "INSERT INTO preference_waits (job_id, seconds, until) VALUES (99, 1, now())", ["99"]),

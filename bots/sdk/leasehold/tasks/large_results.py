@@ -1,5 +1,6 @@
 """Values of tasks that are too large to be stored with their jobs: a hook that keeps them elsewhere, and its files."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -51,10 +52,13 @@ class ResultFiles:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(place)
-        # Its name is on the disk only with the directory.
+        # Its name is on the disk only with the directory. Some network file systems cannot be asked for that.
         directory = os.open(self.directory, os.O_RDONLY)
         try:
             os.fsync(directory)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
         finally:
             os.close(directory)
         return place.name
