@@ -111,11 +111,20 @@ class ServerAccount:
         return common | ({"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {})
 
     def reaches(self, directory: Path) -> bool:
-        """True if the account may enter `directory`. The kernel decides; mode bits do not tell everything."""
+        """True if the account may enter `directory`. The kernel decides; mode bits do not tell everything.
+
+        Raises NotReady if the shell that tries it ends in another way than by a refusal.
+        """
         if not self.switch:
             return os.access(directory, os.X_OK)
-        probe = ["/bin/sh", "-c", 'cd "$0"', str(directory)]
-        return subprocess.run(probe, capture_output=True, check=False, **self.arguments()).returncode == 0
+        probe = ["/bin/sh", "-c", 'cd "$0" || exit 1', str(directory)]
+        tried = subprocess.run(probe, capture_output=True, check=False, text=True, **self.arguments())
+        if tried.returncode not in (0, 1):
+            raise NotReady(
+                f"whether account {self.name} may enter {directory} could not be tried: "
+                f"/bin/sh ended with {tried.returncode}: {_last_line(tried.stderr)}"
+            )
+        return tried.returncode == 0
 
     def own(self, path: Path) -> None:
         """Make the account the owner of `path`, which the caller has just made."""
