@@ -134,8 +134,10 @@ def up(
 
 def _ending() -> list[signal.Signals]:
     """Return the signals that end a pool: also that its terminal closes, unless `nohup` has detached it."""
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return [signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * hangs_up]
+    found = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found
 
 
 def farm_bot(name: str, *, capacity: int) -> LocalBot:

@@ -286,7 +286,8 @@ def _rename(old: int, name: str, new: int, new_name: str) -> None:
             raise
         with contextlib.suppress(OSError):
             _clear_flags(old)
-            os.fchmod(old, stat.S_IRWXU)
+            # Others keep their rights to it: it may be a folder of the whole machine, such as /dev/shm.
+            os.fchmod(old, stat.S_IMODE(os.fstat(old).st_mode) | stat.S_IRWXU)
         # A folder that moves gets another "..", which needs the right to write to it.
         _loosen(old, name)
         os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)

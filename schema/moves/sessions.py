@@ -150,7 +150,8 @@ CLOSE = Statement(f"""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
 WHERE id = ANY (CAST(:ids AS bigint[]))
 """)
-# Starts from the overdue leases, of which there are few, and finds their bots by id. Leases of older sessions stay.
+# The statement reads the overdue leases, which are few, and finds their bots by id. It closes no bot for a lease of one
+# of its older sessions.
 CLOSE_OVERDUE = Statement("""
 WITH overdue AS MATERIALIZED (
     SELECT b.id FROM bots b

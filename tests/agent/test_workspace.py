@@ -1,7 +1,9 @@
 """The directories of one agent: whose they are, how they are cleared, and how what commands leave is removed."""
 
+import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -219,6 +221,25 @@ def test_immutable_files_and_folders_are_removed_if_the_agent_may(tmp_path: Path
     assert trash.take(tmp_path / "tree")
     trash.close(MINUTE)
     assert (list((tmp_path / "trash").iterdir()), trash.left) == ([], 0)
+
+
+def test_what_cannot_be_moved_away_takes_no_rights_to_its_folder_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o1777)
+    (shared / "left").touch()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    trash = Trash(tmp_path / "trash")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rename", refuse)
+        assert not trash.take(shared / "left")
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    assert trash.take(shared / "left")
+    trash.close(MINUTE)
 
 
 def test_what_no_one_may_remove_is_counted_and_others_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

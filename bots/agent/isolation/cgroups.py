@@ -159,12 +159,14 @@ def limits_here() -> Limits:
             break
         with contextlib.suppress(FileNotFoundError):
             quota, period = (each / "cpu.max").read_text().split()
-            cores += [] if quota == _UNLIMITED else [1000 * int(quota) // int(period)]
+            if quota != _UNLIMITED:
+                cores.append(1000 * int(quota) // int(period))
         with contextlib.suppress(FileNotFoundError):
             most = (each / "memory.max").read_text().strip()
             used = int((each / "memory.current").read_text())
             kept = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
-            memory += [] if most == _UNLIMITED else [max(0, int(most) - used + int(kept["inactive_file"]))]
+            if most != _UNLIMITED:
+                memory.append(max(0, int(most) - used + int(kept["inactive_file"])))
     return Limits(memory_mib=min(memory) >> 20 if memory else None, cpu_milli=min(cores, default=None))
 
 
