@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from assigner.cli import errors
 from assigner.cli.main import cli
+from assigner.process.local_pool import reserved_port
 from bots.agent.attempts.attempt import RunContext
 from bots.agent.launcher import Launcher
 from bots.agent.workspace import Workspace, marked_processes
@@ -184,6 +185,13 @@ def template(databases: Databases) -> Iterator[str]:
 def leasehold() -> Path:
     """The program `leasehold` of a fork server, which starts in milliseconds, alone in its directory."""
     return fork_server.shared_program()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this machine that nobody else takes, at any of its addresses, for a process that is told its port."""
+    with reserved_port(0, "port", host="0.0.0.0") as found:
+        yield found
 
 
 @pytest.fixture

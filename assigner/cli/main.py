@@ -518,7 +518,7 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
         from assigner.cli import up
 
         wanted = [up.farm_bot(name, capacity=2) for name in bots]
-        return _demo_pool(context, installation, {}, bots=wanted, assigners=1, farm=up.free_port(0, "--port"))
+        return _demo_pool(context, installation, {}, bots=wanted, assigners=1, farm=0)
 
     def sync_service(database: "Database", timing: "Timing", stack: ExitStack) -> "SyncService":
         return _followed(database, installation.settings, timing, stack)

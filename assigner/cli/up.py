@@ -84,8 +84,8 @@ def up(
     SIGTERM ends it too, and so does the end of its terminal; `nohup leasehold up` goes on without one.
     """
     logs.to_stderr("WARNING")
-    console = None if console is None else _free_for("console", console, module="nicegui", of="NiceGUI")
-    farm = None if farm is None else _free_for("farm", farm, module="grpc", of="gRPC")
+    _require("nicegui", console, extra="console", of="NiceGUI")
+    _require("grpc", farm, extra="farm", of="gRPC")
     if concurrency is not None and app is None:
         raise BadInput("--concurrency", "means nothing without --app")
     if reload and app is None:
@@ -145,23 +145,10 @@ def farm_bot(name: str, *, capacity: int) -> LocalBot:
     return LocalBot(name=name, capacity=capacity, properties={FARM: OF_FARM}, exclusive=(FARM,))
 
 
-def free_port(port: int, option: str) -> int:
-    """Return the port, or a free one for 0. Raises BadInput, naming the option, if it is taken."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((CONSOLE_HOST, port))
-        except OSError as error:
-            reason = f"cannot listen on {CONSOLE_HOST}:{port}: {error.strerror}; give another port, 0 = any"
-            raise BadInput(option, reason) from None
-        return int(tried.getsockname()[1])
-
-
-def _free_for(extra: str, port: int, *, module: str, of: str) -> int:
-    """Return the port of an optional part. Raises LeaseholdError without its package, and BadInput if it is taken."""
-    if find_spec(module) is None:
+def _require(module: str, port: int | None, *, extra: str, of: str) -> None:
+    """Raise LeaseholdError if an optional part shall run, which has a port then, and its package is not installed."""
+    if port is not None and find_spec(module) is None:
         raise LeaseholdError(f"the {extra} needs {of}: pip install 'leasehold[{extra}]'")
-    return free_port(port, f"--{extra}")
 
 
 class Stopped(Exception):

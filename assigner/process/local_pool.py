@@ -247,6 +247,24 @@ class LocalPool:
         raise LeaseholdError(f"the gateway was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}")
 
 
+@contextmanager
+def reserved_port(port: int, option: str, *, host: str = CONSOLE_HOST) -> Iterator[int]:
+    """Keep a port, or any free one for 0, for a process that listens there later, and again after it has died.
+
+    Linux gives a bound port to nobody who takes any free one. A process that asks for it by its number may listen
+    there, because both sockets are bound with SO_REUSEADDR.
+    Raises BadInput, naming the option, if somebody listens there.
+    """
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            kept.bind((host, port))
+        except OSError as error:
+            reason = f"cannot listen on {host}:{port}: {error.strerror}; give another port, 0 = any"
+            raise BadInput(option, reason) from None
+        yield int(kept.getsockname()[1])
+
+
 def answers(url: str, page: str) -> bool:
     """True if the server at `url` answers with status 200 at this path of it."""
     import httpx  # gateways and assigners import this module too, and wait for no gateway
@@ -348,11 +366,16 @@ def local_pool(
     """Run a local pool until the context ends, with a migrated database and tokens in the data directory.
 
     report: receives each step of the start with its time, and later what happens to the processes.
+    port, console, farm: the ports, 0 = any free one; None = the gateway's as configured, no console, no farm door.
     Raises Conflict if a pool runs there already, and NotReady and BadInput as its parts do.
     """
     steps = Steps(report)
     is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
     with ExitStack() as stack:
+        if console is not None:
+            console = stack.enter_context(reserved_port(console, "--console"))
+        if farm is not None:
+            farm = stack.enter_context(reserved_port(farm, "--farm"))
         stack.enter_context(hold_data_directory(installation.data))
         steps(f"using {installation.described}")
         keeper = ServerKeeper(installation.data, report=report, steps=steps) if is_embedded else None

@@ -16,6 +16,7 @@ from leasehold.client import Client
 from leasehold.errors import LeaseholdError
 from sqlalchemy import URL
 
+from assigner.process.local_pool import reserved_port
 from ops.chaos import execution, versions
 from ops.chaos.journal import Journal
 from ops.chaos.load import PATIENCE, TIMEOUT, Caller, Room, Work
@@ -75,7 +76,6 @@ class ChaosPool:
         self.before: Version | None = None
         self.why_no_version = "no version before this one was asked for"
         self.keeper = Keeper(self.members)
-        self._ports: list[Target] = []
         self._config = directory / "leasehold.toml"
         self.progress = Progress(server.connect, self.room)
         self.invariants = Invariants(server)
@@ -107,8 +107,11 @@ class ChaosPool:
         except NoVersionBefore as error:
             self.why_no_version = str(error)
 
-    def build(self, shape: Shape, *, tree: Path = ROOT) -> None:
-        """Migrate the database and describe every process; nothing runs yet. `tree`: the version that all start in."""
+    def build(self, shape: Shape, *, ports: Sequence[Target], tree: Path) -> None:
+        """Migrate the database and describe every process; nothing runs yet.
+
+        ports: where the gateways listen. tree: the version that all start in.
+        """
         self._tree = tree
         self._write_config()
         self.upgrade(tree)
@@ -119,18 +122,16 @@ class ChaosPool:
             path.touch(mode=0o600)
             path.write_text(token + "\n")
         database.close()
-        for number in range(1, shape.gateways + 1):
-            port = self.proxy.free_port()
-            self._ports.append(port)
+        for number, port in enumerate(ports, 1):
             self._member(f"gateway-{number}", Role.GATEWAY, "gateway", LEASEHOLD_GATEWAY_PORT=str(port))
         for number in range(1, shape.assigners + 1):
             self._member(f"assigner-{number}", Role.ASSIGNER, "assign", "--name", f"assigner-{number}")
         for number in range(1, shape.bots + 1):
             name = f"bot-{number}"
-            link = self._link(name, self._ports)
+            link = self._link(name, ports)
             arguments = ["--url", f"http://127.0.0.1:{link.port}", "--token-file", str(self.directory / "bot.token")]
             self._member(name, Role.BOT, "bot", "--name", name, "--capacity", str(shape.capacity), *arguments)
-        self._build_callers(shape)
+        self._build_callers(shape, ports)
 
     def wait_until_up(self) -> None:
         """Wait until jobs are submitted and finished. Raises LeaseholdError."""
@@ -168,8 +169,8 @@ class ChaosPool:
         assigners = "[[assigners]]\nthreads = 2\ninterval = 0.2\njitter = 0.1\n"
         self._config.write_text(f"[timing]\n{times}\n[gateway]\nhost = '127.0.0.1'\n\n{bot}\n{assigners}")
 
-    def _build_callers(self, shape: Shape) -> None:
-        link = self._link("callers", self._ports)
+    def _build_callers(self, shape: Shape, ports: Sequence[Target]) -> None:
+        link = self._link("callers", ports)
         work = Work(self.execution_log, self.run)
         self.room = self.progress.room = Room(shape.backlog)
         token = (self.directory / "operator.token").read_text().strip()
@@ -221,7 +222,8 @@ def chaos_pool(
         pool.find_version_before()
         if start_in_version_before and pool.before is None:
             raise NoVersionBefore(pool.why_no_version)
-        pool.build(shape, tree=pool.before.tree if pool.before and start_in_version_before else ROOT)
+        ports = [stack.enter_context(reserved_port(0, "port")) for _ in range(shape.gateways)]
+        pool.build(shape, ports=ports, tree=pool.before.tree if pool.before and start_in_version_before else ROOT)
         stack.callback(execution.kill_all, pool.run)
         stack.callback(pool.keeper.close)
         pool.keeper.start()

@@ -222,13 +222,6 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(listen(), self._loop).result()
         return link
 
-    @staticmethod
-    def free_port() -> int:
-        """Return a port that nobody listens on at the moment."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port: int = listener.getsockname()[1]
-            return port
-
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` in the proxy's thread and return its result."""
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -117,11 +116,11 @@ def test_an_agent_works_with_the_capabilities_that_its_unit_leaves(served: Serve
 
 
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
-def test_the_proxy_leads_to_the_gateways_that_are_ready(database: Database, timing: Timing, tmp_path: Path) -> None:
+def test_the_proxy_leads_to_the_gateways_that_are_ready(
+    database: Database, timing: Timing, port: int, tmp_path: Path
+) -> None:
     assert HAPROXY is not None
     with serving(database, timing) as one, serving(database, timing) as two:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         text = (ROOT / "ops" / "haproxy" / "haproxy.cfg").read_text()
         text = text.replace(":7410 ssl crt /etc/haproxy/leasehold.pem", f"127.0.0.1:{port}").replace(
             "maxconn 40000", "maxconn 100"

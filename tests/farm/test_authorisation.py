@@ -68,12 +68,12 @@ def answer(client: Client, method: str, request: bytes) -> grpc.StatusCode:
 
 
 def test_every_method_is_open_to_the_callers_that_the_table_names(
-    pool: Pool, cas: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, cas: str, port: int, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered: list[str] = []
     plain = server._by_service
     monkeypatch.setattr(server, "_by_service", lambda handlers: (answered.extend(handlers), plain(handlers))[1])
-    farm = reachable(pool, cas, authority)
+    farm = reachable(pool, cas, authority, port)
     rules = {line.split()[0]: line.split()[1:] for line in RULES.strip().splitlines()}
     assert {name.removeprefix("/") for name in answered} == set(rules)
 
@@ -110,10 +110,10 @@ def test_every_method_is_open_to_the_callers_that_the_table_names(
 
 
 def test_the_holder_of_a_certificate_may_do_what_its_common_name_may(
-    pool: Pool, cas: str, authority: Authority, tmp_path: Path
+    pool: Pool, cas: str, port: int, authority: Authority, tmp_path: Path
 ) -> None:
     scopes = {"builder": {"instance": "ci"}, "w1": {"kind": "bot", "bot": "w*"}}
-    farm = reachable(pool, cas, authority, tls_client_ca=authority.ca, certificates=scopes)
+    farm = reachable(pool, cas, authority, port, tls_client_ca=authority.ca, certificates=scopes)
     blobs = Work(["/bin/true"], salt=uuid4().bytes).blobs()
     keys = {name: Keys(None, authority.ca, **authority.pair(name)) for name in ("builder", "w1", "stranger")}
     with Client(farm.address, keys["builder"]) as client:

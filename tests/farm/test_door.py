@@ -326,12 +326,12 @@ def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_b
 
 @pytest.mark.skipif(not runs_actions(), reason="no buildbox-run, or no sandbox by bubblewrap")
 def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
-    pool: Pool, cas: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, cas: str, port: int, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs of both, a failure with its output, a time-out, and a result that is too large for the job; with TLS."""
     authority, file = Authority(tmp_path), tmp_path / "farm-blobs.token"
     file.write_text(served.token("bot", bot="farm-blobs", pool="none") + "\n")
-    farm = reachable(pool, cas, authority, bots_ca=str(authority.ca), bots_token_file=str(file))
+    farm = reachable(pool, cas, authority, port, bots_ca=str(authority.ca), bots_token_file=str(file))
     bot, many = farm.bot(), [f"{'x' * 200}-{n}" for n in range(150)]
     write = "mkdir -p out/in && cat src/a.txt > out/in/b.txt"
     cases: list[tuple[Work, int, int]] = [

@@ -87,10 +87,10 @@ def test_doors_and_restarts_agree_on_the_build_that_began_first_until_it_ends(po
 
 
 def test_a_ceiling_holds_for_what_the_client_asks_and_without_the_setting_builds_are_alike(
-    pool: Pool, cas: str, tmp_path: Path
+    pool: Pool, cas: str, port: int, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
-    farm = reachable(pool, cas, authority, earlier_build_first=True)
+    farm = reachable(pool, cas, authority, port, earlier_build_first=True)
     token = pool.database.run(lambda each: tokens.create(each, "submitter", instance="default", priority_ceiling=0))
     with farm.client(token=token, ca=authority.ca) as client:
 

@@ -19,28 +19,8 @@ from schema.timing import Timing
 from tests.support.http import audited
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed
-from tests.support.servers import Process, Processes, assigner_process
+from tests.support.servers import Processes, assigner_process
 from tests.support.tenancy import Tenancy
-
-#: How many ports are tried for a process that is told its port.
-PORTS = 3
-
-
-def with_metrics(processes: Processes, host: str) -> tuple[Process, str]:
-    """Start an assigner that serves its metrics at this address. Returns the address with the port.
-
-    A port that was free may be taken a moment later. Then another one is tried.
-    """
-    said = ""
-    for nth in range(PORTS):
-        with socket.create_server((host, 0)) as free:
-            port = free.getsockname()[1]
-        assigner = processes.start(f"port-{nth}", "assign", "--metrics-port", str(port), "--metrics-host", host)
-        eventually(lambda each=assigner: "assigners run" in each.said() or not each.alive)  # type: ignore[misc]
-        if assigner.alive:
-            return assigner, f"http://{host}:{port}"
-        said = assigner.said()
-    raise AssertionError(said)
 
 
 def test_a_process_tells_of_single_nodes_when_it_is_asked_to_and_ends_when_it_is_terminated(
@@ -59,16 +39,17 @@ def test_a_process_tells_of_single_nodes_when_it_is_asked_to_and_ends_when_it_is
 
 
 def test_a_changed_configuration_is_taken_and_a_wrong_one_refused_as_a_scrape_shows(
-    pool: Pool, tenancy: Tenancy, tmp_path: Path, database_url: str, timing: Timing
+    pool: Pool, tenancy: Tenancy, tmp_path: Path, database_url: str, timing: Timing, port: int
 ) -> None:
     tenancy.quota("team-a", minimum=3, maximum=8)
     tenancy.evicted("team-a", age=5)
     pool.bot(capacity=1)
     with Processes(tmp_path, database_url, timing, config="[quotas]\neviction_cooldown = 1.0\n") as processes:
-        assigner, place = with_metrics(processes, "127.0.0.2")
+        assigner = processes.start("a", "assign", "--metrics-port", str(port), "--metrics-host", "127.0.0.2")
+        eventually(lambda: "assigners run" in assigner.said())
 
         def page(path: str = "metrics", status: int = 200) -> str:
-            answer = httpx.get(f"{place}/{path}", trust_env=False)
+            answer = httpx.get(f"http://127.0.0.2:{port}/{path}", trust_env=False)
             assert answer.status_code == status
             return answer.text
 

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from leasehold.errors import BadInput, Conflict, LeaseholdError
 
 from assigner.cli.main import sections
 from assigner.process.children import MAX_LOG_BYTES, Child, Children, Role
-from assigner.process.local_pool import LocalBot, LocalPool, check_app, hold_data_directory, write_file
+from assigner.process.local_pool import LocalBot, LocalPool, check_app, hold_data_directory, reserved_port, write_file
 from schema import clock
 from tests.support.patience import eventually
 
@@ -191,6 +192,19 @@ def test_a_second_pool_in_one_directory_is_refused(tmp_path: Path) -> None:
             pass
     with hold_data_directory(tmp_path / "data"):
         pass
+
+
+def test_a_reserved_port_is_taken_by_nobody_and_a_process_listens_there_again_and_again() -> None:
+    with reserved_port(0, "--console") as port:
+        with socket.socket() as anybody, pytest.raises(OSError, match="Address already in use"):
+            # As for the system where it chooses a port itself, that somebody reuses addresses is no reason here.
+            anybody.bind(("127.0.0.1", port))
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                with socket.create_connection(("127.0.0.1", port)), listener.accept()[0]:
+                    pass
+                with pytest.raises(BadInput, match=f":{port}: Address already in use"), reserved_port(port, "--farm"):
+                    pass
 
 
 def test_a_private_file_is_readable_for_its_owner_only(tmp_path: Path) -> None:

@@ -185,7 +185,11 @@ def servers(settings: contest.Settings, url: str) -> Iterator[list[Server]]:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="buildgrid-")))
         running = []
         for number in range(settings.processes):
-            address = f"{HOST}:{_free_port()}"
+            # A bound socket keeps the port for the server, which may listen there although it is bound.
+            kept = stack.enter_context(socket.socket())
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind((HOST, 0))
+            address = f"{HOST}:{kept.getsockname()[1]}"
             configuration, log = place / f"{number}.yml", place / f"{number}.log"
             configuration.write_text(
                 CONFIGURATION.format(
@@ -204,10 +208,3 @@ def servers(settings: contest.Settings, url: str) -> Iterator[list[Server]]:
         for server in running:
             server.ready()
         yield running
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind((HOST, 0))
-        port: int = listening.getsockname()[1]
-        return port

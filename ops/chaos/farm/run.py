@@ -20,7 +20,6 @@ from pathlib import Path
 import click
 import grpc
 
-from assigner.cli.up import free_port
 from bots.farm.client import Client, Work
 from bots.farm.storage.programs import BUBBLEWRAP, RUNNER, STORAGE, require
 from bots.farm.storage.upstream import Digest
@@ -148,7 +147,6 @@ def _stored(client: Client, digest: Digest) -> object:
 @contextmanager
 def farm(directory: Path) -> Iterator[str]:
     """Run a pool with a farm door and one bot for actions, and give the door's address."""
-    port = free_port(0, "port")
     # Accounts of jobs may not be able to run this Python.
     own = {"LEASEHOLD_FARM_ANONYMOUS_WORKERS": "true", "LEASEHOLD_BOT_JOB_USER": "agent"}
     programs = Path(sys.executable).parent
@@ -156,7 +154,7 @@ def farm(directory: Path) -> Iterator[str]:
     command = [str(programs / "leasehold"), "--data", str(directory), "up", "--bots", "0"]
     with (directory / "up.log").open("w") as log:
         up = subprocess.Popen(
-            [*command, "--assigners", "1", "--port", "0", "--farm", str(port), "--json"],
+            [*command, "--assigners", "1", "--port", "0", "--farm", "0", "--json"],
             env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
     try:

@@ -17,10 +17,10 @@ from leasehold.errors import LeaseholdError
 from leasehold.tasks.task import TaskJob
 from sqlalchemy import make_url
 
+from assigner.process.local_pool import reserved_port
 from ops.chaos import execution
 from ops.chaos.members import Keeper, Member, Role
 from ops.chaos.pool import FAST, FAST_MARGIN, MEMORY
-from ops.chaos.proxy import Proxy
 from ops.chaos.server import DatabaseServer
 from ops.chaos.tasks import app
 from ops.chaos.tasks.checker import Call, Stop
@@ -192,7 +192,7 @@ def task_pool(*, bots: int = BOTS, fenced: bool = True) -> Iterator[TaskPool]:
         stack.callback(server.close)
         _prepare(server, directory)
         execution.make_log(directory / "execution")
-        port = Proxy.free_port()
+        port = stack.enter_context(reserved_port(0, "port"))
         members = _members(directory, server, port=port, bots=bots, fenced=fenced)
         stack.callback(execution.kill_all, directory.name)
         keeper = Keeper(members)

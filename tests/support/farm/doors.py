@@ -6,7 +6,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from assigner.api.submission import submit_completed
-from assigner.cli.up import free_port
 from assigner.explain.answer import why_it_waited
 from assigner.settings import PoolSettings
 from bots.farm.client import Client, Keys, Storage
@@ -31,8 +30,6 @@ from tests.support.pool import Bot, Pool, completed
 
 FARM_BOT: dict[str, Any] = {"properties": {"leasehold.farm": "action"}, "exclusive": ["leasehold.farm"]}
 CASD = program(STORAGE)
-#: How many ports are tried for a door that is told its port.
-PORTS = 3
 
 
 @contextmanager
@@ -126,16 +123,9 @@ def executes(directory: Path, command: list[str], monkeypatch: pytest.MonkeyPatc
     return code, (directory / "result").read_text()
 
 
-def reachable(pool: Pool, cas: str, authority: Authority, **settings: Any) -> Farm:
-    """A door on all addresses of this machine. Its port is known before it listens, because jobs are told it.
-
-    Meanwhile somebody else may take the port, even by a connection to elsewhere. Then another one is tried.
-    """
+def reachable(pool: Pool, cas: str, authority: Authority, port: int, **settings: Any) -> Farm:
+    """A door on all addresses of this machine. Its port is known before it listens, because jobs are told it."""
     files = {f"tls_{name}": path for name, path in authority.pair("door").items()}
-    for _ in range(PORTS):
-        port = free_port(0, "port")
-        reach = f"grpcs://127.0.0.1:{port}"
-        given = {"host": "0.0.0.0", "port": port, "anonymous": None, "bots_reach": reach, **files, **settings}
-        with suppress(AssertionError):
-            return Farm(pool, cas, **given)
-    raise AssertionError(f"a door did not come up on {PORTS} ports")
+    reach = f"grpcs://127.0.0.1:{port}"
+    given = {"host": "0.0.0.0", "port": port, "anonymous": None, "bots_reach": reach, **files, **settings}
+    return Farm(pool, cas, **given)
