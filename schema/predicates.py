@@ -73,9 +73,12 @@ SERVES = Predicate(
     "({bot}instance IS NULL AND {bot}pool IS NULL OR {bot}instance = {want}instance OR {bot}pool = {want}pool)",
     "such a bot serves its instance",
 )
-_WILLING = "{bot}status = 'ok' AND NOT {bot}draining AND NOT {bot}closing"
 # A bot that has opened a session may never learn of it. Only its first sync shows that it works.
-HEALTHY = Predicate("healthy", f"{_WILLING} AND {{bot}}sync_seq > 0", "such a bot is healthy and takes work")
+HEALTHY = Predicate(
+    "healthy",
+    "{bot}status = 'ok' AND NOT {bot}draining AND NOT {bot}closing AND {bot}sync_seq > 0",
+    "such a bot is healthy and takes work",
+)
 PROBATION = Predicate(
     "probation",
     "({bot}probation_until IS NULL OR {bot}in_use = 0)",
@@ -158,11 +161,6 @@ def ready_queues(name: str, *, constrained: bool = False) -> str:
     UNION ALL
     SELECT ({step.format(" AND queue < w.queue")}) FROM {name} w WHERE w.queue IS NOT NULL
 )"""
-
-
-def healthy_or_new(bot: str) -> str:
-    """The condition that `bot`, or the row of unqualified columns, is healthy, or will be with its first sync."""
-    return _WILLING.format(bot=f"{bot}." if bot else "")
 
 
 def assigner_is_placing(assigner: str) -> str:

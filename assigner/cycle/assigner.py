@@ -31,7 +31,7 @@ from assigner.preemption.reclaim import BATCH, OnPlan, reclaim
 from schema.accounting.held_rows import HeldRows, other_instances
 from schema.clock import Monotonic
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
-from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
+from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues, wake_served
 from schema.moves.waiting.pause import set_aside
 from schema.picking import preemption, queues, ready
 from schema.picking.constrained import QueueHead, QueueScan
@@ -108,6 +108,9 @@ PARTS = 4
 WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
+#: Seconds after which a bot that came or became free while a queue was put to rest has surely committed that. The look
+#: for such bots is quick, and is repeated at once, if it takes no more than so many seconds.
+LOOK_AGAIN_SECONDS, QUICK_LOOK = 2.0, 0.005
 
 #: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
 #: before it picks.
@@ -228,6 +231,7 @@ class PriorityAgeAssigner:
             return cycle
         if (shadow := self._shadow) is not None:
             cycle.trace = shadow.begin(Decider(self._settings, self._quotas, self._ordering))
+        self._wake_rested(connection)
         pending = self._bring_back(connection, pending)
         if pending.constrained and not self._memory.conflicts.may_charge(connection):
             pending = pending.without_constrained()
@@ -244,6 +248,18 @@ class PriorityAgeAssigner:
             # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
             commit_lazily(connection)
         return cycle
+
+    def _wake_rested(self, connection: Connection) -> None:
+        """Wake queues that it has put to rest lately, and that some bot could serve by now.
+
+        A bot that came or became free during that transaction found no queue at rest that it could wake.
+        """
+        memory, began = self._memory, self._now()
+        if not (memory.rested and memory.look_again.try_begin()):
+            return
+        wake_served(connection, memory.rested)
+        memory.rested = {queue: at for queue, at in memory.rested.items() if began - at < LOOK_AGAIN_SECONDS}
+        memory.look_again.finished(self._now() - began, quick=QUICK_LOOK)
 
     def _bring_back(self, connection: Connection, pending: PendingWork) -> PendingWork:
         """Make jobs ready whose backoff is over, and let jobs go to any bot that have waited long enough for one that
@@ -295,9 +311,8 @@ class PriorityAgeAssigner:
         self._reclaim(connection, starved, cycle)
 
     def _rest_unserved(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
-        """Let queues rest whose jobs no bot can take. No session opens until the transaction ends, so that no bot is
-        overlooked."""
-        if not (advisory.try_block_new_sessions(connection) and self._memory.unserved.try_begin()):
+        """Let queues rest whose jobs no bot can take."""
+        if not self._memory.unserved.try_begin():
             return
         began = self._now()
         unserved = ready.unserved_queues(connection, scope, limit=self._settings.batch)
@@ -664,10 +679,12 @@ class PriorityAgeAssigner:
         return placed
 
     def _rest(self, connection: Connection, queues: Collection[int], reason: str, cycle: CycleResult) -> None:
-        cycle.rested += rest_queues(
+        rested = rest_queues(
             connection,
             queues,
             reason=reason,
             base=self._settings.failure_backoff,
             cap=self._settings.failure_backoff_cap,
         )
+        self._memory.rested.update(dict.fromkeys(rested, self._now()))
+        cycle.rested += len(rested)

@@ -103,16 +103,16 @@ _WANT = """
         CAST(:platform AS integer) AS platform, (SELECT pool FROM instances WHERE id = :instance) AS pool,
         CAST(:units AS integer) AS units"""
 _ROOMY = ROOM.of(bot="", want="w")
-#: The same for any instance: what a bot keeps for one of them is no room.
-_ROOMY_FOR_ALL = "free AND capacity - in_use - kept_units >= w.units"
+#: Bots with room for a job `w` of any instance: what a bot keeps for one of them is no room.
+ROOMY_FOR_ALL = "free AND capacity - in_use - kept_units >= w.units"
 # The last resort: any free bot that nobody else has locked, and it stays locked until we are done.
 ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
-    SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY_FOR_ALL, limit=":look")}) n LIMIT :look
+    SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=ROOMY_FOR_ALL, limit=":look")}) n LIMIT :look
 )
 SELECT {COLUMNS}
 FROM bots b CROSS JOIN w
-WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")} AND {_ROOMY_FOR_ALL}
+WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")} AND {ROOMY_FOR_ALL}
 ORDER BY b.priority, b.id LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 SOME_FREE = Statement(f"""
@@ -121,7 +121,7 @@ SELECT n.* FROM w CROSS JOIN LATERAL ({able_bots(COLUMNS, "w", which=_ROOMY, lim
 """)
 IS_ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT})
-SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY_FOR_ALL, limit="1")}) n)
+SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=ROOMY_FOR_ALL, limit="1")}) n)
 """)
 
 # Bots that keep units for the instance of the jobs. All units that such a bot keeps have to be free.

@@ -17,9 +17,9 @@ from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import (
     COHORT,
+    HEALTHY,
     REQUIREMENTS,
     STILL_READY,
-    healthy_or_new,
     ready_queues,
     room_for,
     serves,
@@ -151,9 +151,7 @@ def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 # Queues that hold ready jobs which no bot can run. They have to rest.
 
 
-# A bot that has not synced yet counts: the lock against new sessions, which this verdict needs, does not keep it from
-# its first sync.
-_COULD_WORK = f"status <> 'gone' AND {healthy_or_new('')} AND capacity > 0"
+_COULD_WORK = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND capacity > 0"
 # No healthy bot could serve them, even an idle one.
 UNSERVED_QUEUES = Statement(f"""
 WITH RECURSIVE {ready_queues("waiting")}, {queues_in_scope()}

@@ -27,7 +27,7 @@ from schema.moves.grant import Placement
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, renew
 from schema.moves.submissions import LOCK_JOBS
-from schema.moves.waiting.backoff import promote, rest_queues, wake_queues_for_bots
+from schema.moves.waiting.backoff import promote, rest_queues, wake_queues_for_bots, wake_served
 from schema.moves.waiting.timeouts import stop_drained, time_out
 from schema.picking import for_bot, ready
 from schema.picking.for_bot import FetchingBot
@@ -167,6 +167,7 @@ ACTS: dict[str, Act] = {
     "close the overdue": lambda _, c: close_overdue(c, BATCH),
     "promote": lambda _, c: promote(c, BATCH),
     "rest": lambda _, c: rest_queues(c, [1], reason="test", base=5, cap=60),
+    "wake served": lambda _, c: wake_served(c, [1]),
     "wake for bots": lambda known, c: wake_queues_for_bots(c, {known.bots[FREE]: 10}),
     "retention": lambda _, c: delete_finished(c, JobState.SUCCEEDED, age=0, limit=BATCH),
 }

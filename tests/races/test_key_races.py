@@ -195,7 +195,7 @@ def test_a_key_that_retention_is_removing_is_waited_for_and_then_free(pool: Pool
 
 
 def rest(on: Pool, queue: int) -> int:
-    return on.database.run(lambda c: backoff.rest_queues(c, [queue], reason="no bot", base=60, cap=60))
+    return len(on.database.run(lambda c: backoff.rest_queues(c, [queue], reason="no bot", base=60, cap=60)))
 
 
 def test_a_queue_can_rest_during_a_grant_and_one_that_rests_is_woken_by_a_grant(pool: Pool, race: Race) -> None:

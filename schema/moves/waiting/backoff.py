@@ -7,6 +7,7 @@ The state of the jobs stays `queued`, so these moves write no event.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from schema.fleet.candidates import ROOMY_FOR_ALL, able_bots
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_version, stored_seconds
 from schema.postgres.statements import Statement
@@ -58,6 +59,18 @@ WITH roomy AS MATERIALIZED (
 )
 {_WAKE}
 """)
+WAKE_SERVED = Statement(f"""
+WITH resting AS MATERIALIZED (
+    SELECT q.id, q.cohort, q.instance, q.platform, q.units, i.pool FROM queues q
+    CROSS JOIN LATERAL (SELECT pool FROM instances WHERE id = q.instance OFFSET 0) i
+    WHERE q.id = ANY (CAST(:ids AS integer[])) AND q.schedule_after > now()
+), found AS MATERIALIZED (
+    SELECT id FROM queues WHERE id = ANY (ARRAY(
+        SELECT w.id FROM resting w WHERE EXISTS ({able_bots("b.id", "w", which=ROOMY_FOR_ALL, limit="1")} OFFSET 0)))
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+{_WAKE}
+""")
 
 PROMOTE = Statement(f"""
 WITH retries AS MATERIALIZED (
@@ -105,17 +118,17 @@ RETURNING j.constrained
 BLOCKED_PATIENCE = 10.0
 
 
-def rest_queues(connection: Connection, queues: Collection[int], *, reason: str, base: float, cap: float) -> int:
+def rest_queues(connection: Connection, queues: Collection[int], *, reason: str, base: float, cap: float) -> list[int]:
     """Let queues rest of which no bot could take a job, for base x 2^(looks so far) seconds, at most `cap`.
 
-    Returns how many queues rest now and did not before. New jobs of a resting queue wait with it. If `cap` equals
+    Returns the ids of those that rest now and did not before. New jobs of a resting queue wait with it. If `cap` equals
     `base`, every rest takes exactly so long. With `base` 0 a queue does not rest, and keeps the assigners busy if no
     bot can run its jobs.
     """
     if not queues:
-        return 0
+        return []
     values = {"ids": list(queues), "reason": reason, "base": base, "cap": cap}
-    return len(connection.execute(REST, values).all())
+    return [row.id for row in connection.execute(REST, values)]
 
 
 def wake_queues(connection: Connection, queues: Collection[int]) -> int:
@@ -133,6 +146,14 @@ def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) 
     """
     where = {"bot_ids": list(free_units), "rooms": list(free_units.values())}
     connection.execute_later(WAKE_FOR_BOTS, where)
+
+
+def wake_served(connection: Connection, queues: Collection[int]) -> None:
+    """Wake those of these queues that rest although some bot has room for one of their jobs.
+
+    A bot that came, or had more room, could not see that a queue rests whose rest was not committed yet.
+    """
+    connection.execute(WAKE_SERVED, {"ids": list(queues)})
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ SELECT w.queue FROM wanted w
 WHERE NOT EXISTS (
     (SELECT b.id FROM (
         SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND true OFFSET 0) k
-    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND capacity > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND capacity > 0 AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND capacity > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT 1)) b LIMIT 1)
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND capacity > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND capacity > 0 AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND capacity > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT 1)) b LIMIT 1)
     UNION ALL
-    (SELECT b.id FROM ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND capacity > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND capacity > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
- UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND capacity > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    (SELECT b.id FROM ((SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND capacity > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND capacity > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE status <> 'gone' AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 AND capacity > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= (w.platform, b.kind) AND (o.platform, o.kind) <= (w.platform, b.kind) OFFSET 0) LIMIT 1) OFFSET 0)
 LIMIT :limit
