@@ -6,18 +6,40 @@ waiting: it is named in a metric and the log, and tried again soon.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import structlog
 from leasehold.errors import NotReady
 
 from assigner import metrics
+from schema.accounting.held_rows import SHORT_WAIT
 from schema.clock import Monotonic
+from schema.postgres.connection import Connection
+from schema.postgres.engine import Database
+from schema.postgres.failures import HINDRANCES
 
 log = structlog.get_logger()
 
 #: Seconds until a duty that failed is tried again: the first wait, which doubles with each failure, and the longest. A
 #: duty that runs in each round is tried again in the next one.
 RETRY_FIRST, RETRY_LAST = 5.0, 300.0
+
+T = TypeVar("T")
+
+
+def move_possible(database: Database, move: Callable[..., T]) -> T:
+    """Make a move of many rows. If one of them needs another row, which somebody holds or which is wrong, try each of
+    them first, and leave those that cannot be moved. The move waits shortly for locks."""
+
+    def work(connection: Connection, *, tries: bool) -> T:
+        connection.execute(SHORT_WAIT)
+        return move(connection, tries=tries)
+
+    try:
+        return database.run(partial(work, tries=False))
+    except HINDRANCES:
+        return database.run(partial(work, tries=True))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from functools import partial
 import structlog
 
 from assigner import metrics
+from assigner.maintenance.duties import move_possible
 from assigner.maintenance.webhooks import DEFERRED, RETURNED, Webhooks
 from schema.clock import Monotonic, Throttle
 from schema.moves.waiting.overflow import defer, return_deferred
@@ -45,18 +46,18 @@ class OverflowController:
         seen = self._database.run(queue_limits.overflow_state)
         if seen.most is None:
             if seen.deferred:
-                self._database.run(partial(self._return, count=LIMIT))
+                move_possible(self._database, partial(self._return, count=LIMIT))
             return
         is_due = seen.deferred or seen.newest >= self._enough or self._now() >= self._next
         if not (is_due and self._pace.try_begin()):
             return
-        counted = self._database.run(partial(self._balance, seen=seen, most=seen.most))
+        counted = move_possible(self._database, partial(self._balance, seen=seen, most=seen.most))
         if counted is not None:
             self._enough, self._next = seen.newest + seen.most - counted + 1, self._now() + RECOUNT
 
-    def _balance(self, connection: Connection, *, seen: OverflowState, most: int) -> int | None:
+    def _balance(self, connection: Connection, *, seen: OverflowState, most: int, tries: bool) -> int | None:
         """Count what waits, and move what is too much or what there is room for. Returns the count; None if another
-        process is at it, which would move as many once more."""
+        process is at it, which would move as many once more. tries: as of `return_deferred`."""
         if not advisory.try_take_overflow(connection):
             self._pace.finished(0.0)
             return None
@@ -66,7 +67,7 @@ class OverflowController:
         if counted > most:
             self._defer(connection, min(LIMIT, counted - most), normal=seen.normal, most=most)
         elif seen.deferred and counted < AGAIN * most:
-            self._return(connection, min(LIMIT, int(AGAIN * most) - counted))
+            self._return(connection, min(LIMIT, int(AGAIN * most) - counted), tries=tries)
         return counted
 
     def _defer(self, connection: Connection, count: int, *, normal: int, most: int) -> None:
@@ -76,8 +77,8 @@ class OverflowController:
             named = {"most": most, "deferred": len(names), "jobs": names[:SHOWN]}
             connection.on_commit(lambda: log.warning("more jobs wait than may", **named))
 
-    def _return(self, connection: Connection, count: int) -> None:
-        names = return_deferred(connection, count, actor=self._name)
+    def _return(self, connection: Connection, count: int, *, tries: bool) -> None:
+        names = return_deferred(connection, count, actor=self._name, tries=tries)
         self._moved(connection, "return", RETURNED, names, {})
 
     def _moved(

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner import estimation, metrics
 from assigner.maintenance import forecasts, needs, unnamed_rows
-from assigner.maintenance.duties import Duty, Rounds
+from assigner.maintenance.duties import Duty, Rounds, move_possible
 from assigner.maintenance.expiry import Expiry
 from assigner.maintenance.forecasts import Forecasts, Foresee
 from assigner.maintenance.needs import Needs
@@ -373,12 +373,12 @@ class Upkeep(Rounds):
 
     def _age_out(self) -> bool:
         """Give up what has waited longer than its ceiling."""
-        aged = self._database.run(lambda c: age_out(c, LIMIT, actor=self.name))
+        aged = move_possible(self._database, partial(age_out, limit=LIMIT, actor=self.name))
         metrics.observe_reaped("ceiling", aged)
         return aged == LIMIT
 
     def _time_out(self) -> None:
-        metrics.observe_reaped("waited", self._database.run(lambda c: time_out(c, LIMIT, actor=self.name)))
+        metrics.observe_reaped("waited", move_possible(self._database, partial(time_out, limit=LIMIT, actor=self.name)))
 
     def _kept_units(self) -> None:
         for released in self._database.run(lambda c: release_kept_units(c, LIMIT)):
@@ -396,12 +396,13 @@ class Upkeep(Rounds):
 
     def _graph_nodes(self) -> None:
         """Queue or cancel nodes whose jobs were locked when they were due."""
-        settled = self._database.run(lambda c: unblock_due(c, LIMIT))
+        settled = move_possible(self._database, partial(unblock_due, limit=LIMIT))
         metrics.observe_reaped("graph", settled.queued + settled.cancelled)
 
     def _cancelled_graphs(self) -> None:
         """Cancel the jobs left over in graphs that were cancelled or replaced."""
-        cancelled = self._database.run(lambda c: cancel_left_over(c, LIMIT, sync=self._timing.sync, actor=self.name))
+        cancel = partial(cancel_left_over, limit=LIMIT, sync=self._timing.sync, actor=self.name)
+        cancelled = move_possible(self._database, cancel)
         metrics.observe_reaped("graph", cancelled)
 
     @staticmethod

@@ -1,17 +1,26 @@
 """Rows of quotas, counters and rates that somebody holds: what depends on them is left, and everything else goes on.
 
 A grant takes of these rows as its last act. A transaction that somebody has left open on one of them, such as a change
-by hand, would make every grant fail that has one job among its jobs that needs the row.
+by hand, would make every grant fail that has one job among its jobs that needs the row. The same holds for a move of
+many jobs, of which one needs a row that somebody holds, or that is wrong.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import psycopg
+import structlog
 
 from schema.postgres.connection import Connection
 from schema.postgres.failures import HINDRANCES
 from schema.postgres.statements import Statement
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
 
 #: The quota of an instance in a cohort.
 Quota = tuple[int, int | str]
@@ -91,6 +100,39 @@ class Trials:
             if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
                 self.held.add(quota)
         return error
+
+
+#: The most trials of `movable`. Each that waits for a lock takes a hundredth of a second, the first a tenth. And the
+#: most rows that the log names.
+MOST_TRIALS, SHOWN = 100, 10
+
+
+def movable(connection: Connection, rows: Sequence[T], move: Callable[[Sequence[T]], object]) -> list[T]:
+    """Return those of the rows, which the caller has locked, that can be moved now, in their order.
+
+    Tried and undone are both halves, then the halves of a half that could not be moved, down to single rows. So a few
+    rows that cannot be moved keep hardly any others waiting. What `MOST_TRIALS` leave untried is left out.
+    """
+    trials, found, reason = Trials(connection), set[int](), ""
+    parts = deque([range(len(rows))])
+    for _ in range(MOST_TRIALS):
+        if not parts:
+            break
+        part = parts.popleft()
+        error = trials.hindrance(partial(move, [rows[nth] for nth in part]))
+        if error is None:
+            found.update(part)
+            continue
+        reason = type(error).__name__
+        if len(part) > 1:
+            middle = len(part) // 2
+            parts += part[:middle], part[middle:]
+    if left := [row for nth, row in enumerate(rows) if nth not in found]:
+        told = {"rows": len(left), "first": left[:SHOWN], "error": reason}
+        connection.on_commit(
+            partial(log.warning, "rows are left that need another one, which is held or wrong", **told)
+        )
+    return [rows[nth] for nth in sorted(found)]
 
 
 def held_rows(connection: Connection) -> HeldRows:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from schema.accounting.held_rows import movable
 from schema.graphs import UPSTREAM
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import stored_seconds
@@ -215,10 +216,15 @@ def _tell(events: Sequence[tuple[str, int, str | None]]) -> None:
             log.debug("leasehold.node_completed", graph=graph, node=node, state=outcome)
 
 
-def unblock_due(connection: Connection, limit: int) -> UnblockResult:
-    """Do what was left to do for up to `limit` nodes."""
+def unblock_due(connection: Connection, limit: int, *, tries: bool = False) -> UnblockResult:
+    """Do what was left to do for up to `limit` nodes.
+
+    tries: each is tried first, and left if a row that it needs is held, or wrong.
+    """
     connection.execute(JOBS_FIRST)
     due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
+    if tries:
+        due = movable(connection, due, lambda among: unblock(connection, {}, due=among))
     return unblock(connection, {}, due=due) if due else UnblockResult()
 
 

@@ -209,7 +209,8 @@ def test_many_sessions_that_need_a_held_row_make_no_round_long_and_keep_no_other
 
 @pytest.mark.conflicts
 def test_duties_that_wait_for_a_locked_table_do_not_keep_sessions_from_expiring(pool: Pool, race: Race) -> None:
-    """Each tries once in a round, not five times. The look for late sessions would be so late that all get a grace."""
+    """Each tries once or twice in a round, not five times. The look for late sessions would be so late that all get a
+    grace."""
     pool.submit(2)
     settings = DatabaseSettings(lock_timeout=0.02)
     with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
@@ -220,7 +221,7 @@ def test_duties_that_wait_for_a_locked_table_do_not_keep_sessions_from_expiring(
             with capture_logs() as logs:
                 upkeep.run_once()
         failing = [line["duty"] for line in logs if line["event"] == "a duty of upkeep failed"]
-        assert len(race.errors) == len(failing) > 3
+        assert 3 < len(failing) <= len(race.errors) <= 2 * len(failing)
         race.forget_errors()
         with capture_logs() as logs:
             upkeep.run_once()

@@ -1,5 +1,8 @@
 """queued -> deferred: defer, where more jobs wait than may; deferred -> queued: return_deferred."""
 
+from collections.abc import Sequence
+
+from schema.accounting.held_rows import movable
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
@@ -58,14 +61,15 @@ newest AS MATERIALIZED (
 SELECT public_id, (SELECT count(*) FROM told) AS woken FROM moved ORDER BY id
 """)
 
+FIND_DEFERRED = Statement("""
+SELECT id FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
 # They keep their place in the order. The cohorts may have changed meanwhile.
 RETURN = Statement("""
-WITH oldest AS MATERIALIZED (
-    SELECT id FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-), moved AS (
+WITH moved AS (
     UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label))
-    FROM oldest o WHERE j.id = o.id AND j.state = 'deferred' RETURNING j.id, j.public_id, j.fence
+    WHERE j.id = ANY (CAST(:ids AS bigint[])) AND j.state = 'deferred' RETURNING j.id, j.public_id, j.fence
 ), noted AS (
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
     SELECT id, 'return', 'deferred', 'queued', fence, :actor FROM moved
@@ -83,6 +87,15 @@ def defer(connection: Connection, limit: int, *, normal: int, most: int, actor: 
     return [str(row.public_id) for row in rows]
 
 
-def return_deferred(connection: Connection, limit: int, *, actor: str) -> list[str]:
-    """Put up to `limit` of the oldest deferred jobs back where they were in the queue; returns their public ids."""
-    return [str(row.public_id) for row in connection.execute(RETURN, {"limit": limit, "actor": actor})]
+def return_deferred(connection: Connection, limit: int, *, actor: str, tries: bool = False) -> list[str]:
+    """Put up to `limit` of the oldest deferred jobs back where they were in the queue; returns their public ids.
+
+    tries: each is tried first, and left if a row that it needs is held, or wrong.
+    """
+
+    def back(among: Sequence[int]) -> list[str]:
+        rows = connection.execute(RETURN, {"ids": list(among), "actor": actor})
+        return [str(row.public_id) for row in rows]
+
+    found = [row.id for row in connection.execute(FIND_DEFERRED, {"limit": limit})]
+    return back(movable(connection, found, back) if tries else found)

@@ -268,7 +268,7 @@ WITH held AS MATERIALIZED (
     SELECT j.id, j.public_id, j.state, j.fence, j.rank, j.queued_at, j.queue, j.constrained, j.finished_at
     FROM job_constraints t JOIN jobs j ON j.id = t.job_id
     WHERE {WATCHED}
-    ORDER BY t.watch_at LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
+    ORDER BY t.watch_at LIMIT :limit FOR NO KEY UPDATE OF j, t SKIP LOCKED
 ), known AS MATERIALIZED (
     SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal,
         h.constrained AND h.state = 'queued' AS waits,

@@ -3,8 +3,11 @@
 Times that a request gives, and the ceilings of operators: of a queue age, and of a run time.
 """
 
+from collections.abc import Sequence
+
 from leasehold.states import JobState
 
+from schema.accounting.held_rows import movable
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds, newest_leases
@@ -14,36 +17,55 @@ from schema.predicates import ready_in
 #: The condition of a job that has waited too long.
 LATE = "state = 'queued' AND queue_deadline IS NOT NULL AND queue_deadline < now()"
 # Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.
-TIME_OUT = Statement(f"""
-WITH late AS MATERIALIZED (
-    SELECT id FROM jobs
-    WHERE {LATE} ORDER BY queue_deadline LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-), moved AS (
-    UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL,
-        reason = 'waited longer than its queue timeout'
-    WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state = 'queued'
-    RETURNING j.id, j.public_id, j.fence, j.queue_deadline
+FIND_LATE = Statement(f"""
+SELECT id FROM jobs WHERE {LATE} ORDER BY queue_deadline LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
+_GIVE_UP = """
+WITH moved AS (
+    UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL, reason = '{reason}'
+    WHERE j.id = ANY (CAST(:ids AS bigint[])) AND j.state = 'queued'
+    RETURNING j.id, j.public_id, j.fence, j.queue_deadline, j.instance, j.label
 ), noted AS (
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'time_out', 'queued', 'dead', fence, :actor, jsonb_build_object('queue_deadline', queue_deadline)
-    FROM moved
+    SELECT m.id, 'time_out', 'queued', 'dead', m.fence, :actor, {details}
 ), done AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved HAVING count(*) > 0
 )
-SELECT id, {ANY_OPEN_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
-""")
+SELECT id, {graphs} AS graphs, (SELECT count(*) FROM done) FROM moved
+"""
+GIVE_UP_LATE = Statement(
+    _GIVE_UP.format(
+        reason="waited longer than its queue timeout",
+        details="jsonb_build_object('queue_deadline', m.queue_deadline) FROM moved m",
+        graphs=ANY_OPEN_GRAPH,
+    )
+)
 
 
-def time_out(connection: Connection, limit: int, *, actor: str) -> int:
+def time_out(connection: Connection, limit: int, *, actor: str, tries: bool = False) -> int:
     """Give up on up to `limit` jobs that have been queued beyond their deadline; returns how many.
 
     A job that has been started once has no deadline any more, and a parked one is not queued. Rows that somebody else
-    has locked are left for the next time.
+    has locked are left for the next time. tries: see `_given_up`.
     """
-    rows = connection.execute(TIME_OUT, {"limit": limit, "actor": actor}).all()
-    if rows and rows[0].graphs:
-        unblock(connection, {row.id: JobState.DEAD.value for row in rows})
-    return len(rows)
+    late = [row.id for row in connection.execute(FIND_LATE, {"limit": limit})]
+    return _given_up(connection, GIVE_UP_LATE, late, actor=actor, tries=tries)
+
+
+def _given_up(connection: Connection, statement: Statement, ids: Sequence[int], *, actor: str, tries: bool) -> int:
+    """Give up on these jobs, which are locked; returns how many.
+
+    tries: each is tried first, and left if a row that it needs is held, or wrong: that of a node that waits for it.
+    """
+
+    def give_up(among: Sequence[int]) -> int:
+        rows = connection.execute(statement, {"ids": list(among), "actor": actor}).all()
+        if rows and rows[0].graphs:
+            unblock(connection, {row.id: JobState.DEAD.value for row in rows})
+        return len(rows)
+
+    among = movable(connection, ids, give_up) if tries else ids
+    return give_up(among) if among else 0
 
 
 # queued -> dead: what has waited longer than the ceiling of its queue age, whenever it was submitted.
@@ -60,7 +82,7 @@ _AGED = """w.queued_at < now() - make_interval(secs => {age}) AND w.kills = 0
 # Ceilings of labels are judged by the index of waiting labels, all others queue by queue. A job that waits to be tried
 # again is judged when it is ready again. Without ceilings, no queue is read. Locked jobs are skipped while reading, so
 # that those in front keep no others waiting. What has changed since it was judged has another fence and is left alone.
-AGE_OUT = Statement(f"""
+FIND_AGED = Statement(f"""
 WITH aged AS MATERIALIZED (
     SELECT w.id, w.fence FROM (
         SELECT q.id, q.constraint_set, min(c.max_queue_age) AS age
@@ -80,33 +102,26 @@ WITH aged AS MATERIALIZED (
         LIMIT :limit FOR NO KEY UPDATE OF w SKIP LOCKED) w
     WHERE c.label IS NOT NULL AND c.max_queue_age IS NOT NULL
     LIMIT :limit
-), late AS MATERIALIZED (
-    SELECT j.id FROM jobs j JOIN aged a ON a.id = j.id AND a.fence = j.fence WHERE j.state = 'queued'
-), moved AS (
-    UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL,
-        reason = 'waited longer than the ceiling of its queue age'
-    WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state = 'queued'
-    RETURNING j.id, j.public_id, j.fence, j.instance, j.label
-), noted AS (
-    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT m.id, 'time_out', 'queued', 'dead', m.fence, :actor, jsonb_build_object('max_queue_age', c.max_queue_age)
-    FROM moved m CROSS JOIN LATERAL ceiling_of(m.instance, m.label) c
-), done AS (
-    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved HAVING count(*) > 0
 )
-SELECT id, {ANY_OPEN_GRAPH} AS graphs, (SELECT count(*) FROM done) FROM moved
+SELECT j.id FROM jobs j JOIN aged a ON a.id = j.id AND a.fence = j.fence WHERE j.state = 'queued'
 """)
+GIVE_UP_AGED = Statement(
+    _GIVE_UP.format(
+        reason="waited longer than the ceiling of its queue age",
+        details="""jsonb_build_object('max_queue_age', c.max_queue_age)
+    FROM moved m CROSS JOIN LATERAL ceiling_of(m.instance, m.label) c""",
+        graphs=ANY_OPEN_GRAPH,
+    )
+)
 
 
-def age_out(connection: Connection, limit: int, *, actor: str) -> int:
+def age_out(connection: Connection, limit: int, *, actor: str, tries: bool = False) -> int:
     """Give up on up to `limit` jobs that have waited longer than the ceiling of their queue age; returns how many.
 
-    Rows that somebody else has locked are left for the next time.
+    Rows that somebody else has locked are left for the next time. tries: see `_given_up`.
     """
-    rows = connection.execute(AGE_OUT, {"limit": limit, "actor": actor}).all()
-    if rows and rows[0].graphs:
-        unblock(connection, {row.id: JobState.DEAD.value for row in rows})
-    return len(rows)
+    aged = [row.id for row in connection.execute(FIND_AGED, {"limit": limit})]
+    return _given_up(connection, GIVE_UP_AGED, aged, actor=actor, tries=tries)
 
 
 # leased, running -> (asked to stop) -> queued: what a bot or an instance still runs when its drain's time is over.
