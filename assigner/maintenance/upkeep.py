@@ -255,7 +255,8 @@ class Upkeep(Rounds):
         for name, move in (("new accounts", add_constraints), ("lost accounts", remove_constraints)):
             yield Duty(name, fair_share.DEMAND_INTERVAL, self._in_batches(partial(move, limit=LIMIT)))
         roll = partial(counters.roll, window=self._fair.window, limit=LIMIT)
-        yield Duty("usage within the window", ROLL_INTERVAL, self._in_batches(roll))
+        rolled = partial(move_possible, self._database, roll)
+        yield Duty("usage within the window", ROLL_INTERVAL, lambda: all(rolled() >= LIMIT for _ in range(DELETIONS)))
         yield Duty("backlog", BACKLOG_INTERVAL, self._backlog)
         yield Duty("notifications", BACKLOG_INTERVAL, lambda: metrics.NOTIFICATIONS.set(run(notify.queue_usage)))
         yield Duty("samples", SAMPLE_INTERVAL, self._doing(sample_minute))

@@ -50,7 +50,7 @@ _SLOTS = Statement("""
 UPDATE counters c SET slots = w.most
 FROM unnest(CAST(:names AS text[]), CAST(:mosts AS numeric[])) AS w (name, most) WHERE c.name = w.name
 """)
-ROLL = Statement("SELECT roll_usage(:window, :limit)")
+ROLL = Statement("SELECT roll_usage(:window, :limit, :tries)")
 
 # Units in use and units available on healthy bots, in a minute in which jobs are ready. The first process to insert
 # the minute's rows decides them.
@@ -305,9 +305,13 @@ def limit_all(connection: Connection, wanted: Mapping[str, float | None]) -> Non
             connection.execute(statement, {"names": list(among), "mosts": mosts})
 
 
-def roll(connection: Connection, *, window: float, limit: int) -> int:
-    """Take usage older than `window` seconds off the counters, at most `limit` rows of a minute; returns how many."""
-    return int(connection.execute(ROLL, {"window": window, "limit": limit}).scalar_one())
+def roll(connection: Connection, *, window: float, limit: int, tries: bool = False) -> int:
+    """Take usage older than `window` seconds off the counters, at most `limit` rows of a minute; returns how many.
+
+    tries: counters that somebody holds are passed over. Without it they are waited for, because one on which much is
+    charged is held most of the time, shortly by each who does.
+    """
+    return int(connection.execute(ROLL, {"window": window, "limit": limit, "tries": tries}).scalar_one())
 
 
 def sample(connection: Connection) -> None:

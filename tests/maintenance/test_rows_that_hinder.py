@@ -104,6 +104,28 @@ def test_a_job_that_starves_beside_one_whose_constraints_are_held_is_promoted(po
     assert (pool.history(first), pool.history(second)) == (["submit"], ["submit", "promote"])
 
 
+def test_usage_leaves_the_window_beside_a_counter_that_is_held_however_much_it_has(pool: Pool, race: Race) -> None:
+    pool.change("INSERT INTO counters (name, used) VALUES ('instance:a:cost', 600), ('instance:b:cost', 2)")
+    pool.change(
+        "INSERT INTO usage (name, bucket, amount) SELECT 'instance:a:cost', now() - n * interval '1 h', 1"
+        " FROM generate_series(100, 699) n"
+    )
+    pool.change(
+        "INSERT INTO usage (name, bucket, amount) VALUES ('instance:b:cost', now() - interval '90 h', 2),"
+        " ('reported:b:token', now() - interval '90 h', 3)"
+    )
+    hold = "SELECT FROM counters WHERE name = 'instance:a:cost' FOR UPDATE"
+    assert round_of_upkeep(pool, race, "held", hold=hold) == []
+    used = "SELECT name, used::integer FROM counters ORDER BY name"
+    assert pool.rows(used) == [("instance:a:cost", 600), ("instance:b:cost", 0)]
+    assert pool.rows("SELECT DISTINCT name FROM usage WHERE rolled ORDER BY name") == [
+        ("instance:b:cost",),
+        ("reported:b:token",),
+    ]
+    pool.upkeep().run_once()
+    assert pool.rows(used) == [("instance:a:cost", 0), ("instance:b:cost", 0)]
+
+
 @pytest.mark.parametrize(
     ("bad", "left"),
     [((), ()), ((7,), (7,)), ((0, 1, 499), (0, 1, 499)), (range(500), range(500))],
