@@ -133,8 +133,18 @@ DUE = "schedule_after <= now()"
 PAUSED_UNTIL = "timestamptz '9999-01-01 00:00:00+00'"
 #: A job that has been set aside because of a pause.
 IS_SET_ASIDE = f"{AT_REST} AND schedule_after = {PAUSED_UNTIL}"
-#: Some job with constraints is ready.
-ANY_CONSTRAINED_READY = f"EXISTS (SELECT FROM jobs WHERE {READY_CONSTRAINED})"
+
+
+def _any_job(condition: str, *, last: str) -> str:
+    """Return the expression whether there is such a job. It looks for the last one in this order, of an index of them:
+    before the first one are the entries of jobs that have started, which stay for as long as somebody has an old
+    snapshot open. `EXISTS` would drop the order."""
+    return f"(SELECT true FROM jobs WHERE {condition} ORDER BY {last} LIMIT 1) IS NOT NULL"
+
+
+#: Some job with constraints is ready; some job without is.
+ANY_CONSTRAINED_READY = _any_job(READY_CONSTRAINED, last="queue DESC")
+ANY_IN_FRONT = _any_job(IN_FRONT, last="cohort DESC, rank DESC, queued_at DESC, id DESC")
 
 
 def ready_in(queue: str) -> str:
@@ -144,7 +154,7 @@ def ready_in(queue: str) -> str:
 
 def has_ready_jobs(queue: str) -> str:
     """The condition that `queue`, a row with `id` and `constraint_set`, has a ready job."""
-    return f"EXISTS (SELECT FROM jobs WHERE {ready_in(queue)} OFFSET 0)"
+    return _any_job(ready_in(queue), last="rank DESC, queued_at DESC, id DESC")
 
 
 def ready_queues(name: str, *, constrained: bool = False) -> str:

@@ -14,10 +14,10 @@ from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import (
     ANY_CONSTRAINED_READY,
+    ANY_IN_FRONT,
     ANY_PAUSE,
     AT_REST,
     DRAIN,
-    IN_FRONT,
     has_ready_jobs,
     ready_in,
     ready_queues,
@@ -87,7 +87,7 @@ SELECT (SELECT CAST(extract(epoch FROM schedule_after - now()) AS float8) FROM j
     EXISTS ({_BELOW_MINIMUM.format(which=PLAIN)}) AS below_minimum,
     EXISTS ({_BELOW_MINIMUM.format(which=CONSTRAINED)}) AS constrained_below_minimum,
     g.constrained,
-    CASE WHEN g.constrained OR :quiet THEN EXISTS (SELECT FROM jobs WHERE {IN_FRONT}) ELSE true END AS plain,
+    CASE WHEN g.constrained OR :quiet THEN {ANY_IN_FRONT} ELSE true END AS plain,
     (SELECT coalesce(sum(kept_units), 0)::integer FROM bots WHERE kept_units > 0) AS kept_units, {ANY_PAUSE} AS paused
 FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 """)

@@ -1,14 +1,20 @@
 """While somebody holds a snapshot open nothing dead can be removed: what bots cost stays as it was, and nothing is
 missed by those who look at the newest first."""
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
 from bots.protocol import LeaseReport
+from bots.sync.settle import LOCK_BOTS
+from schema.picking.queues import pending_work
+from schema.postgres.connection import Connection
 from schema.postgres.engine import libpq_url
-from tests.support.plans import Plan, watching
+from schema.postgres.statements import Statement
+from schema.predicates import has_ready_jobs
+from tests.support.plans import Plan, watched, watching
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race, at_service_of, cancel, outcome
 
@@ -146,3 +152,36 @@ def test_a_grant_behind_a_call_finds_the_room_that_the_call_has_left(pool: Pool,
     pool.assigner().run_once()
     assert pool.job(waiting).state == ("leased" if commit else "queued")
     assert pool.row("SELECT held, in_use FROM bots") == (1, 1)
+
+
+@pytest.mark.parametrize("terms", [None, {"resource_class": "gpu"}], ids=["plain", "constrained"])
+def test_whether_jobs_wait_is_asked_for_as_little_though_a_snapshot_is_held(pool: Pool, terms: Any) -> None:
+    """Before those that wait, in the order of each index, are the dead entries of all that have started meanwhile."""
+    pool.bot()
+    looks: dict[str, Callable[[Connection], object]] = {
+        "of an assigner": lambda c: pending_work(c, quiet=True),
+        "of a call": lambda c: c.execute(LOCK_BOTS, {"names": ["bot-1"], "fetches": True}).all(),
+        "at a queue": lambda c: c.execute(Statement(f"SELECT {has_ready_jobs('queues')} FROM queues")).all(),
+    }
+
+    def buffers() -> dict[str, int]:
+        with pool.database.connect() as connection:
+            return {name: watch.buffers for name, watch in watched(connection, looks, kept=True).items()}
+
+    pool.submit(3, terms=terms)
+    before = buffers()
+    with psycopg.connect(libpq_url(pool.database.url)) as holder:
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT count(*) FROM leasehold.bots")
+        pool.submit(2000, terms=terms)
+        pool.submit(3, terms=terms)
+        (newest,) = pool.row("SELECT max(id) - 3 FROM jobs")
+        pool.change(
+            "WITH gone AS (UPDATE jobs SET state = 'cancelled', finished_at = now() WHERE id <= :newest RETURNING id)"
+            " INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)"
+            " SELECT id, 'cancel', 'queued', 'cancelled', 0, 'test' FROM gone",
+            newest=newest,
+        )
+        after = buffers()
+    more = {name: after[name] - before[name] for name in before}
+    assert max(more.values()) <= GROWTH, f"before {before}, after {after}"

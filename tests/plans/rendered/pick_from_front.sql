@@ -24,7 +24,7 @@ WITH RECURSIVE free_kinds AS (
     WHERE CAST(:minimums_first AS boolean) AND q.usage < q.min_quota
         AND q.min_quota - q.usage > coalesce(k.units, 0) AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[]))) AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))) AND EXISTS (
     SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
-        AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
+        AND (SELECT true FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY rank DESC, queued_at DESC, id DESC LIMIT 1) IS NOT NULL OFFSET 0)
         AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND NOT i.draining OFFSET 0)
 ),
 stretches AS MATERIALIZED (
