@@ -115,6 +115,8 @@ LOOK_AGAIN_SECONDS, QUICK_LOOK = 2.0, 0.005
 #: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
 #: before it picks.
 QUIET = 8
+#: Seconds that such a look may take. A pick that finds nothing takes less.
+QUICK_LOOK = 0.005
 #: The same, up to which the next cycle uses the plans that the server keeps: to make them takes longer than they save.
 FEW = 64
 
@@ -223,7 +225,7 @@ class PriorityAgeAssigner:
         return More(pause) if busy and was_full else pause
 
     def _cycle(self, connection: Connection) -> CycleResult:
-        pending = queues.pending_work(connection, quiet=self._memory.chosen <= QUIET)
+        pending = self._pending_work(connection)
         cycle = CycleResult(kept_units=pending.kept_units, paused=pending.paused)
         if pending.rest_seconds is not None and not pending.has_rested:
             cycle.rest_seconds = pending.rest_seconds
@@ -260,6 +262,16 @@ class PriorityAgeAssigner:
         wake_served(connection, memory.rested)
         memory.rested = {queue: at for queue, at in memory.rested.items() if began - at < LOOK_AGAIN_SECONDS}
         memory.look_again.finished(self._now() - began, quick=QUICK_LOOK)
+
+    def _pending_work(self, connection: Connection) -> PendingWork:
+        """Return whether there is anything to do. On a quiet pool a look for ready jobs comes before the pick, unless
+        such a look took long: then the pick, which remembers where the front begins, is quicker."""
+        memory, began = self._memory, self._now()
+        quiet = memory.chosen <= QUIET and memory.quiet_look.try_begin()
+        pending = queues.pending_work(connection, quiet=quiet)
+        if quiet:
+            memory.quiet_look.finished(self._now() - began, quick=QUICK_LOOK)
+        return pending
 
     def _bring_back(self, connection: Connection, pending: PendingWork) -> PendingWork:
         """Make jobs ready whose backoff is over, and let jobs go to any bot that have waited long enough for one that

@@ -40,6 +40,8 @@ class Memory:
     head_cursor: HeadCursor = field(init=False)
     #: The same of jobs with constraints.
     constrained_cursor: HeadCursor = field(init=False)
+    #: When a quiet pool was last looked at for ready jobs before a pick.
+    quiet_look: Throttle = field(init=False)
     #: When queues that no bot can serve were last looked for.
     unserved: Throttle = field(init=False)
     #: Queues that it has put to rest lately, with the time, and when it last looked whether a bot could serve them.
@@ -54,6 +56,7 @@ class Memory:
 
     def __post_init__(self, chance: random.Random) -> None:
         self.pace, self.conflicts = CyclePacer(chance), ConflictBackoff(self.now)
+        self.quiet_look = Throttle(self.now)
         self.reclaim_due = self.admitted_reclaim_due = self.waiting_due = self.now()
         self.undone()
 

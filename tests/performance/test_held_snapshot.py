@@ -185,3 +185,24 @@ def test_whether_jobs_wait_is_asked_for_as_little_though_a_snapshot_is_held(pool
         after = buffers()
     more = {name: after[name] - before[name] for name in before}
     assert max(more.values()) <= GROWTH, f"before {before}, after {after}"
+
+
+def test_an_idle_assigner_seldom_steps_over_what_a_held_snapshot_keeps(pool: Pool, race: Race) -> None:
+    """Where nothing waits, a look for jobs reads all dead entries. After one that took long a pick takes its place for
+    twenty times as long. It remembers where the jobs began that it has seen."""
+    seconds = iter(range(1_000_000))
+    pool.bot()
+    pool.submit()
+    assigner = pool.assigner(now=lambda: float(next(seconds)))
+    assigner.run_once()
+    cycles, whole = 24, 0
+    with psycopg.connect(libpq_url(pool.database.url)) as holder:
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT count(*) FROM leasehold.bots")
+        cancel(pool, *pool.submit(1000))
+        for _ in range(cycles):
+            with race.first() as inside, watching(inside.connection) as watch:
+                assigner._database = inside.database
+                assigner.run_once()
+            whole += sum(plan.buffers > 50 and "rest_seconds" in plan.query for plan in watch.plans)
+    assert 1 <= whole <= cycles / 2, f"of {cycles} cycles so many have stepped over all"
