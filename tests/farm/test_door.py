@@ -5,6 +5,7 @@ import gc
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, timedelta
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from bots.farm.storage.upstream import CAPABILITIES, Digest
 from bots.gateway.workers import WorkerPool
 from schema.moves.cancel import cancel
 from schema.moves.waiting import abandon
-from schema.postgres.engine import libpq_url
+from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.requests import JobRequest
 from schema.tenancy import instances
 from schema.tenancy.tokens import Kind
@@ -48,6 +49,7 @@ from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
 from tests.support.plans import round_trips
 from tests.support.pool import Pool, completed
+from tests.support.race import Race
 from tests.support.servers import Served
 
 
@@ -571,6 +573,33 @@ def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_i
     assert [looks_at(second) for second in (80, 100)] == [[], []], "others get as long as after a start"
     assert looks_at(170) == [], "nor does one that has stood still"
     assert [looks_at(second) for second in (190, 210, 230)] == [[], [], [id]]
+
+
+@pytest.mark.conflicts
+def test_an_action_whose_job_is_held_keeps_no_other_from_being_withdrawn(pool: Pool, race: Race) -> None:
+    held, other = pool.submit(2)
+    settings = DatabaseSettings(lock_timeout=0.05)
+
+    def withdrawn() -> list[str]:
+        watches._withdraws_from = 0.0
+        return [each.public_id for each in asyncio.run(watches.look())]
+
+    with closing(Database(pool.database.url, settings, role="test", chance=pool.chance)) as database:
+
+        class Workers:
+            async def run(self, work: Any) -> Any:
+                return database.run(work)
+
+        watches = Watches(Workers(), seconds=60.0, sync=1.0)  # type: ignore[arg-type]
+        for seconds, submission in ((-2.0, held), (-1.0, other)):
+            pool.database.run(
+                lambda c, submission=submission, seconds=seconds: abandon.watch(c, [submission], seconds=seconds)
+            )
+        with race.first() as stranger:
+            stranger.row("SELECT id FROM jobs WHERE public_id = CAST(:id AS uuid) FOR UPDATE", id=held)
+            assert withdrawn() == [other]
+        race.forget_errors()
+        assert withdrawn() == [held]
 
 
 def test_a_door_that_cannot_listen_says_so_and_nothing_else(recwarn: pytest.WarningsRecorder) -> None:

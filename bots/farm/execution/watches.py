@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import structlog
 
@@ -18,6 +19,7 @@ from schema import clock
 from schema.moves.cancel import Cancelled
 from schema.moves.waiting import abandon
 from schema.postgres.connection import Connection
+from schema.postgres.failures import HINDRANCES
 
 #: How often in the period a door writes what its clients watch.
 LOOKS = 3
@@ -84,17 +86,20 @@ class Watches:
             self._withdraws_from = now + self._seconds
         self._looked_at, withdraws = now, now >= self._withdraws_from
 
-        def work(connection: Connection) -> list[Cancelled]:
+        def work(connection: Connection, *, tries: bool) -> list[Cancelled]:
             if counts:
                 abandon.watch(connection, counts, seconds=self._seconds)
             if ended:
                 abandon.forget(connection, ended)
             if not withdraws:
                 return []
-            return abandon.withdraw(connection, most=MOST, sync=self._sync, actor=ACTOR)
+            return abandon.withdraw(connection, most=MOST, sync=self._sync, actor=ACTOR, tries=tries)
 
         try:
-            return await self._workers.run(work)
+            try:
+                return await self._workers.run(partial(work, tries=False))
+            except HINDRANCES:
+                return await self._workers.run(partial(work, tries=True))
         except BaseException:
             self._begun |= begun
             self._ended |= ended

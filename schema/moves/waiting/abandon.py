@@ -3,8 +3,9 @@
 A job goes on as long as another submission of it counts, as after any other cancellation.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from schema.accounting.held_rows import movable
 from schema.moves import cancel
 from schema.moves.cancel import Cancelled
 from schema.postgres.connection import Connection
@@ -25,10 +26,8 @@ DELETE FROM submission_watches WHERE submission IN (
 """)
 # What another process is writing, or withdraws already, is left to it.
 _ABANDONED = Statement("""
-DELETE FROM submission_watches WHERE submission IN (
-    SELECT submission FROM submission_watches WHERE watched_until < now()
-    ORDER BY watched_until LIMIT :most FOR UPDATE SKIP LOCKED)
-RETURNING submission
+SELECT submission FROM submission_watches WHERE watched_until < now()
+ORDER BY watched_until LIMIT :most FOR UPDATE SKIP LOCKED
 """)
 
 
@@ -42,12 +41,18 @@ def forget(connection: Connection, submissions: Collection[str]) -> None:
     connection.execute(_FORGET, {"submissions": list(submissions)})
 
 
-def withdraw(connection: Connection, *, most: int, sync: float, actor: str) -> list[Cancelled]:
+def withdraw(connection: Connection, *, most: int, sync: float, actor: str, tries: bool = False) -> list[Cancelled]:
     """Cancel submissions that nobody has watched in time, at most so many, the longest first.
 
-    sync: the bots' sync period, seconds. One that has ended, or is not kept any more, is only forgotten.
+    sync: the bots' sync period, seconds. One that has ended, or is not kept any more, is only forgotten. tries: each is
+    tried first, and left if its job or another row that it needs is held, or wrong.
     """
+
+    def end(among: Sequence[str]) -> list[Cancelled]:
+        forget(connection, among)
+        return cancel.cancel(connection, among, instances=None, sync=sync, actor=actor)
+
     found = [str(row.submission) for row in connection.execute(_ABANDONED, {"most": most})]
-    if not found:
-        return []
-    return [each for each in cancel.cancel(connection, found, instances=None, sync=sync, actor=actor) if each.changed]
+    if tries:
+        found = movable(connection, found, end)
+    return [each for each in end(found) if each.changed] if found else []
