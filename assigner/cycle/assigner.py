@@ -108,17 +108,18 @@ PARTS = 4
 WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
-#: Seconds after which a bot that came or became free while a queue was put to rest has surely committed that. The look
-#: for such bots is quick, and is repeated at once, if it takes no more than so many seconds.
-LOOK_AGAIN_SECONDS, QUICK_LOOK = 2.0, 0.005
+#: Seconds after which a bot that came or became free while a queue was put to rest has surely committed that.
+LOOK_AGAIN_SECONDS = 2.0
 
 #: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
 #: before it picks.
 QUIET = 8
-#: Seconds that such a look may take. A pick that finds nothing takes less.
-QUICK_LOOK = 0.005
 #: The same, up to which the next cycle uses the plans that the server keeps: to make them takes longer than they save.
 FEW = 64
+
+#: Seconds that a look before the pick may take if each cycle makes it: the look for ready jobs on a quiet pool, and the
+#: one for bots that could serve queues at rest. A pick that finds nothing takes less.
+QUICK_LOOK = 0.005
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
