@@ -123,7 +123,8 @@ class ConnectionPool:
 
 
 class FastListDumper(ListDumper):
-    """Dumps a list of integers or of strings as one text, which the statement casts; other lists as usual.
+    """Dumps a list of integers or of strings, or of them and None, as one text, which the statement casts; other lists
+    as usual.
 
     The driver's way names a type that depends on the largest integer. A statement is prepared for the types of its
     values, so it would be prepared once for each combination of them.
@@ -136,18 +137,30 @@ class FastListDumper(ListDumper):
         return self if _is_fast(obj) else super().upgrade(obj, format)
 
     def dump(self, obj: list[Any]) -> Any:
-        if self.sub_dumper is not None or not _is_fast(obj):
+        types = {*map(type, obj)}
+        if self.sub_dumper is not None or types not in _FAST:
             return super().dump(obj)
-        if type(obj[0]) is int:
-            return b"{%s}" % ",".join(map(str, obj)).encode()
-        joined = "\0".join(obj)
-        if joined.count("\0") >= len(obj):
-            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
-        return b'{"%s"}' % joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","').encode()
+        given = obj if len(types) == 1 else [each for each in obj if each is not None]
+        if int in types:
+            joined = "\0".join(map(str, given))
+        else:
+            joined = "\0".join(given)
+            if joined.count("\0") >= len(given):
+                raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+            joined = joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '"\0"')
+            joined = f'"{joined}"'
+        if given is not obj:
+            texts = iter(joined.split("\0"))
+            joined = "\0".join(["NULL" if each is None else next(texts) for each in obj])
+        return b"{%s}" % joined.replace("\0", ",").encode()
+
+
+#: The types of the elements of lists that are dumped as one text.
+_FAST = ({int}, {str}, {int, type(None)}, {str, type(None)})
 
 
 def _is_fast(values: list[Any]) -> bool:
-    return set(map(type, values)) in ({int}, {str})
+    return {*map(type, values)} in _FAST
 
 
 def register_adapters(connection: "psycopg.Connection[Any]") -> None:

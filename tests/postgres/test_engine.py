@@ -68,7 +68,7 @@ LISTS: list[tuple[str, list[Any]]] = [
     ("numeric", [10**30, -(10**30)]),
     *(("boolean", values) for values in ([True, False], [None, True])),
     *(("double precision", values) for values in ([0.5, -1.5, 1e300], [1.0, None])),
-    *(("text", values) for values in (QUOTED, [None, "x", None], [], [["a,b", '"'], ["\\", ""]])),
+    *(("text", values) for values in (QUOTED, [None, *QUOTED], ["x", None], [], [["a,b", '"'], ["\\", ""]])),
     *(("bytea", values) for values in ([b"", b"\x00\xff\\\"',{}", None], [None, None], [bytes(range(256))] * 2)),
 ]
 #: Integers that become what the statement says.
@@ -88,7 +88,7 @@ def test_a_list_comes_back_as_it_went_or_as_the_statement_says(database: Databas
 def test_what_a_list_cannot_hold_is_refused_and_not_cut(database: Database) -> None:
     with pytest.raises(Exception, match="out of range"):
         there_and_back(database, [BIG + 1], "bigint")
-    for values in (["a\0b"], ["a", "\0"], ["", "a\0", "b"]):
+    for values in (["a\0b"], ["a", "\0"], ["", "a\0", "b"], [None, "a\0b"]):
         with pytest.raises(Exception, match="NUL"):
             there_and_back(database, values, "text")
 
