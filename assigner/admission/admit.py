@@ -227,7 +227,7 @@ def admit(
             admission.take(head)
             admitted.append(head)
             refused.pop(queue.id, None)
-        if queue.id in cut and (refused[queue.id] >= PATIENCE or admission.is_used_up):
+        if queue.id in cut and (refused[queue.id] >= PATIENCE or not admission.leaves(0.0)):
             del cut[queue.id]
         if len(admitted) == free_units:
             break

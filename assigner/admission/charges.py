@@ -5,6 +5,7 @@ There may be thousands of queues that differ only in their keys (locks, resource
 beside the keys is found once for all of them.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
@@ -67,20 +68,19 @@ class SharedCharges:
 class Charges:
     """What each job of a queue takes.
 
-    shared: what it takes beside its keys. counters, tokens: what it takes for its keys, as of `SharedCharges`.
-    numbers: the slots that its jobs themselves give the locks that they take.
+    shared: what it takes beside its keys. keys: the counters of its keys, of each of which it takes 1. tokens: as of
+    `SharedCharges`, for its keys. numbers: the slots that its jobs themselves give the locks that they take.
     amounts: what a job takes of all these counters, by its estimate.
     """
 
-    __slots__ = ("amounts", "counters", "numbers", "shared", "tokens")
+    __slots__ = ("amounts", "keys", "numbers", "shared", "tokens")
 
     def __init__(self, queue: ConstrainedQueue, shared: SharedCharges) -> None:
-        self.shared, self.counters = shared, dict[str, float | None]()
-        for gate in OF_KEYS:
-            self.counters.update(gate.charges(queue))
+        self.shared = shared
+        self.keys = tuple([name for gate in OF_KEYS for name in gate.charges(queue)])
         self.tokens = tuple([name for gate in OF_KEYS for name in gate.tokens(queue)])
         self.numbers = lock_numbers(queue)
-        self.amounts = AmountsByEstimate(self.counters, shared.amounts)
+        self.amounts = AmountsByEstimate(dict.fromkeys(self.keys, 1.0), shared.amounts)
 
 
 def queue_charges(queue: ConstrainedQueue, known: MutableMapping[Hashable, Any]) -> Charges:
@@ -111,5 +111,6 @@ def smallest_numbers(charged: Iterable[Charges]) -> dict[str, float]:
     found: dict[str, float] = {}
     for charges in charged:
         for name, number in charges.numbers.items():
-            found[name] = min(number, found.get(name, number))
+            if number < found.get(name, math.inf):
+                found[name] = number
     return found

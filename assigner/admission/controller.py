@@ -1,5 +1,6 @@
 """Admission of constrained jobs: read their queues, ask the gates, lock the jobs that may start, and charge them."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -304,9 +305,9 @@ class AdmissionController:
         closed: Counter[str],
     ) -> Admission:
         """Admit heads of the front whose queues are open."""
-        opened = {queue.id for queue in _open(queues, admission_state)}
+        opened = {*_open(queues, admission_state)}
         return admit.admit(
-            [head for head in heads if head.queue.id in opened],
+            [head for head in heads if head.queue in opened],
             admission_state,
             free_units=free_units,
             ordering=self._ordering_policy.ordering,
@@ -361,20 +362,18 @@ class AdmissionController:
         if admitted.state is None or not admitted.state.rates:
             return set()
         state, known = admitted.state, admitted.state.rates
-        drawn = [
-            (head.job.id, [name for name in judging.queue_admission(head.queue, state).charges.tokens if name in known])
-            for head in admitted.heads
-        ]
-        wanted = sorted({name for _, names in drawn for name in names})
+        needed = [judging.queue_admission(head.queue, state).charges.tokens for head in admitted.heads]
+        wanted = [*(known.keys() & {*itertools.chain.from_iterable(needed)})]
         missing = [name for name in wanted if known[name].missing]
-        left = rates.lock_buckets(connection, wanted, missing=missing, wait=wait)
+        left = dict.fromkeys(wanted, 0.0) | rates.lock_buckets(connection, wanted, missing=missing, wait=wait)
         without = set[int]()
-        for job_id, needed in drawn:
-            if any(left.get(name, 0.0) < 1.0 for name in needed):
-                without.add(job_id)
-            else:
-                for name in needed:
-                    left[name] -= 1.0
+        for head, names in zip(admitted.heads, needed, strict=True):
+            drawn = [name for name in names if name in left]
+            if drawn and min([left[name] for name in drawn]) < 1.0:
+                without.add(head.job.id)
+                continue
+            for name in drawn:
+                left[name] -= 1.0
         return without
 
     def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:

@@ -445,8 +445,9 @@ class RateGate(Gate):
         """Take the tokens out of the buckets, which the controller has locked."""
         wanted = defaultdict[str, int](int)
         for queue, jobs in starts.items():
-            for name in self.tokens(queue):
-                wanted[name] += jobs
+            if "resource_class" in queue.constraints:
+                for name in self.tokens(queue):
+                    wanted[name] += jobs
         rate_rows.draw_tokens(connection, wanted)
 
     def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:

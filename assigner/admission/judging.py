@@ -7,7 +7,7 @@ once for these. `charges.py` says what the jobs take.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from assigner.admission.charges import Charges, SharedCharges, queue_charges
+from assigner.admission.charges import SharedCharges, queue_charges
 from assigner.admission.gates import GATES, OF_KEYS, TIMED, Gate, ReleaseTime
 from assigner.admission.state import AdmissionState
 from schema.accounting.counters import Counter as UsageCounter
@@ -27,23 +27,13 @@ class SharedAdmission:
     __slots__ = ("counters", "gates", "limited")
 
     def __init__(self, charges: SharedCharges, state: AdmissionState) -> None:
-        self.counters = _counters(charges, state)
-        self.limited = _limited(self.counters)
+        self.counters: Taken = [(state.counter(name), amount) for name, amount in charges.counters.items()]
+        self.counters += [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
+        self.limited = [each for each in self.counters if each[0].most is not None]
         asked = _may_close(state)
         # What a gate of keys is closed for, a queue without keys does not tell.
         asks_keys = any(gate in OF_KEYS for gate in asked)
         self.gates: Sequence[Gate] = GATES if asks_keys else [gate for gate in asked if gate in charges.gates]
-
-
-def _counters(charges: Charges | SharedCharges, state: AdmissionState) -> Taken:
-    found = [(state.counter(name), amount) for name, amount in charges.counters.items()]
-    if charges.tokens:
-        found += [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
-    return found
-
-
-def _limited(counters: Taken) -> Taken:
-    return [each for each in counters if each[0].most is not None]
 
 
 class QueueAdmission:
@@ -54,7 +44,7 @@ class QueueAdmission:
     """
 
     # A reference back to the state would make a cycle of references, which only the garbage collector frees.
-    __slots__ = ("_counters", "_limited", "charges", "shut", "units")
+    __slots__ = ("_of_keys", "_shared", "charges", "shut", "units")
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
         self.charges = charges = queue_charges(queue, state.charges)
@@ -62,25 +52,19 @@ class QueueAdmission:
         shared: SharedAdmission | None = state.shared_admissions.get(charges.shared)
         if shared is None:
             shared = state.shared_admissions[charges.shared] = SharedAdmission(charges.shared, state)
-        own = _counters(charges, state)
-        self._counters = shared.counters, own
-        self._limited = [*shared.limited, *_limited(own)]
-        asked = shared.gates
-        for counter, amount in self._limited:
-            if not counter.leaves(amount or 0.0):
-                asked = GATES
-                break
+        self._shared = shared
+        self._of_keys = [state.counter(name) for name in charges.keys]
+        if charges.tokens:
+            self._of_keys += [state.counters[name] for name in charges.tokens if name in state.counters]
+        asked = shared.gates if self.leaves(0.0) else GATES
         self.shut = closing_gate(queue, state, asked) if asked else None
 
     def closed(self, head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
-        if self.shut is None and not state.reserves:
-            # Then only the limits of counters can close a gate for one job. A reserve depends on several counters.
-            for counter, amount in self._limited:
-                if not counter.leaves(head.estimate if amount is None else amount):
-                    break
-            else:
-                return None
+        # If the queue is open, only the limits of counters can close a gate for one job. A reserve depends on several
+        # counters.
+        if self.shut is None and not state.reserves and self.leaves(head.estimate):
+            return None
         for gate in GATES:
             why = gate.closed_for_job(head, state)
             if why is not None:
@@ -90,16 +74,17 @@ class QueueAdmission:
     @property
     def left(self) -> float:
         """Return how many more jobs the tightest counter of jobs allows, at least 0; infinite if none has a limit."""
-        found = math.inf
-        for counter, amount in self._limited:
-            if amount is not None and (counter.most or 0.0) - counter.used < found:
-                found = (counter.most or 0.0) - counter.used
-        return max(0.0, found)
+        counters = [*self._of_keys, *(counter for counter, amount in self._shared.limited if amount is not None)]
+        left = [each.most - each.used for each in counters if each.most is not None]
+        return max(0.0, min(left, default=math.inf))
 
-    @property
-    def is_used_up(self) -> bool:
-        """Return whether a counter leaves nothing for any further job of the queue."""
-        return any(not counter.leaves(amount or 0.0) for counter, amount in self._limited)
+    def leaves(self, estimate: float) -> bool:
+        """Return whether the counters leave enough for one more job with this estimate."""
+        for counter in self._of_keys:
+            if not counter.leaves(1.0):
+                return False
+        limited = self._shared.limited
+        return not limited or all(each.leaves(estimate if amount is None else amount) for each, amount in limited)
 
     def take(self, head: QueueHead) -> None:
         """Count what the job takes, because it starts."""
@@ -108,9 +93,10 @@ class QueueAdmission:
 
     def charge(self, jobs: float, *, estimate: float) -> None:
         """Add to the counters what this number of jobs takes of them."""
-        for counters in self._counters:
-            for counter, amount in counters:
-                counter.used += jobs * (estimate if amount is None else amount)
+        for counter in self._of_keys:
+            counter.used += jobs
+        for counter, amount in self._shared.counters:
+            counter.used += jobs * (estimate if amount is None else amount)
 
 
 def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:

@@ -56,7 +56,7 @@ def read_admission_state(
     known = {} if charges is None else charges
     charged = [queue_charges(queue, known) for queue in queues]
     shared = {each.shared for each in charged}
-    buckets = rates.read_buckets(connection, sorted({name for each in charged for name in each.tokens}))
+    buckets = rates.read_buckets(connection, [*{name for each in charged for name in each.tokens}])
     classes = sorted({each.job_class for each in shared if each.job_class is not None})
     admission_state = AdmissionState(
         now,
@@ -71,7 +71,7 @@ def read_admission_state(
     )
     if any(queue.managed for queue in queues):
         read_shares(connection, queues, admission_state, rules)
-    of_keys = [name for each in charged for name in each.counters]
+    of_keys = [name for each in charged for name in each.keys]
     taken = [each.beside_shares if admission_state.shares else each.counters for each in shared]
     admission_state.counters |= counters.read(connection, [*of_classes.union(of_keys, *taken)])
     admission_state.lock_numbers = numbers = smallest_numbers(charged)

@@ -165,15 +165,10 @@ def split_by_resources(jobs: Iterable[ReadyJob | QueueHead]) -> tuple[list[Queue
     """Split the jobs into those that take resources or belong to a batch, and the others."""
     needy: list[QueueHead] = []
     others: list[ReadyJob] = []
-    asking: dict[QueueId, bool] = {}
     for each in jobs:
         if not isinstance(each, QueueHead):
             others.append(each)
-            continue
-        queue = each.queue
-        if queue.id not in asking:
-            asking[queue.id] = bool(need_of(queue)) or "batch_key" in queue.constraints
-        if asking[queue.id]:
+        elif "batch_key" in each.queue.constraints or need_of(each.queue):
             needy.append(each)
         else:
             others.append(each.job)

@@ -262,12 +262,13 @@ def take(
         # The last charge is passed on its own, because only it may exceed a limit.
         for each in amounts:
             last |= {name: _exact(amount) for name, amount in each.items()}
-    parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
-    if parts:
+        sums = {name: amount - last[name] for name, amount in sums.items()}
+    if sums:
         # In the order in which the function locks them, so that it need not sort and sum them.
-        names, totals = zip(*sorted(parts, key=itemgetter(0)), strict=True)
-        values = {"names": list(names), "amounts": [str(total) for total in totals], "may_overshoot": may_overshoot}
-        own = [str(_exact(numbers[name])) if name in numbers else None for name in names] if numbers else None
+        parts = sorted([*sums.items(), *last.items()], key=itemgetter(0))
+        names = [name for name, _ in parts]
+        values = {"names": names, "amounts": [str(total) for _, total in parts], "may_overshoot": may_overshoot}
+        own = [None if (number := numbers.get(name)) is None else repr(number) for name in names] if numbers else None
         connection.execute(TAKE, {**values, "numbers": own})
 
 

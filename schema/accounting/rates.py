@@ -36,11 +36,13 @@ PREFIX = "rate:"
 _BEGIN = "[a-z0-9][a-z0-9._-]{0,61}"
 
 _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))"
-# A bucket that a pattern will make is full. Without any pattern, none is looked for.
+# What is read before the buckets are locked is a guess, so seconds may be doubles. Numeric ones take a quarter of its
+# time. A bucket that a pattern will make is full. Without any pattern, none is looked for.
 # What is there already is sorted out by a hash, because the planner would compare each name with each bucket.
-READ_BUCKETS = Statement(f"""
+READ_BUCKETS = Statement("""
 WITH found AS MATERIALIZED (
-    SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
+    SELECT name, rate, burst, least(burst, tokens + rate * date_part('epoch', now() - refilled_at)) AS tokens,
+        limited_by, false AS missing
     FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 )
 SELECT * FROM found
@@ -216,7 +218,7 @@ def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
     serialization failure, so that `Database.run` repeats the transaction.
     """
     if wanted:
-        connection.execute(DRAW_TOKENS, {"names": sorted(wanted), "jobs": [wanted[name] for name in sorted(wanted)]})
+        connection.execute(DRAW_TOKENS, {"names": [*wanted], "jobs": [*wanted.values()]})
 
 
 def set_rates(connection: Connection, wanted: Mapping[str, RateTerms], *, actor: str, reason: str = "") -> None:

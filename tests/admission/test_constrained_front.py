@@ -78,3 +78,5 @@ def test_only_the_gates_of_keys_look_at_keys() -> None:
     for gate in {*gates.GATES} - {*gates.OF_KEYS}:
         seen = [(gate.charges(each), {*gate.tokens(each)}, gate.concerns(each)) for each in (without, held)]
         assert seen[0] == seen[1], f"{gate.name} is not among OF_KEYS"
+    for gate in gates.OF_KEYS:
+        assert {*gate.charges(held).values()} <= {1.0}, "a job takes 1 of each counter of its keys"
