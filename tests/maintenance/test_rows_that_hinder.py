@@ -8,9 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from schema.accounting.held_rows import MOST_TRIALS, movable
+from schema.moves.waiting.timeouts import stop_drained
 from schema.requests import JobRequest
 from tests.support.pool import Pool, completed, states, submitted
-from tests.support.race import Race
+from tests.support.race import Race, cancel
 
 pytestmark = [pytest.mark.conflicts]
 
@@ -102,6 +103,22 @@ def test_a_job_that_starves_beside_one_whose_constraints_are_held_is_promoted(po
     hold = "SELECT FROM job_constraints ORDER BY job_id LIMIT 1 FOR UPDATE"
     assert round_of_upkeep(pool, race, "held", hold=hold) == []
     assert (pool.history(first), pool.history(second)) == (["submit"], ["submit", "promote"])
+
+
+def test_a_bot_whose_drain_is_over_is_stopped_beside_an_instance_that_is_held(pool: Pool, race: Race) -> None:
+    cancel(pool, *pool.submit(instance="served"))
+    job, _, _ = pool.running(instance="default")
+    pool.change(
+        "UPDATE instances SET draining = true, drain_deadline = now() - interval '1 h' WHERE name = 'served';"
+        " UPDATE bots SET draining = true, drain_deadline = now() - interval '1 s'"
+    )
+    hold = "SELECT FROM instances WHERE name = 'served' FOR UPDATE"
+    assert round_of_upkeep(pool, race, "held", hold=hold) == []
+    assert pool.history(job)[-1] == "drain"
+    deadline = "SELECT drain_deadline IS NULL AS forgotten FROM instances WHERE name = 'served'"
+    assert not pool.row(deadline).forgotten
+    pool.database.run(lambda c: stop_drained(c, 1, sync=1.0, actor="test"))
+    assert pool.row(deadline).forgotten
 
 
 def test_usage_leaves_the_window_beside_a_counter_that_is_held_however_much_it_has(pool: Pool, race: Race) -> None:

@@ -187,9 +187,13 @@ ANY_INSTANCE_OVER = Statement(f"SELECT {_ANY_INSTANCE}")
 SERVED_AFTER = 600.0
 # Else each round would read all leases that run until somebody ends the drain. Nothing starts while it lasts.
 FORGET_SERVED = Statement(f"""
-UPDATE instances d SET drain_deadline = NULL
-WHERE {_DRAIN_IS_OVER} AND d.drain_deadline < now() - make_interval(secs => :served_after)
-    AND NOT EXISTS (SELECT FROM leases n WHERE n.instance = d.id AND n.{_GOING_ON})
+WITH served AS MATERIALIZED (
+    SELECT d.id FROM instances d
+    WHERE {_DRAIN_IS_OVER} AND d.drain_deadline < now() - make_interval(secs => :served_after)
+        AND NOT EXISTS (SELECT FROM leases n WHERE n.instance = d.id AND n.{_GOING_ON})
+    ORDER BY d.id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE instances SET drain_deadline = NULL WHERE id = ANY (ARRAY(SELECT id FROM served))
 """)
 
 
