@@ -9,10 +9,13 @@ import psycopg
 import structlog
 
 from assigner import metrics
+from schema.accounting import rates
 from schema.accounting.held_rows import SHORT_WAIT
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
-from schema.moves.sessions import expire, first_expired, first_expiry, held_jobs
+from schema.moves.sessions import expire, first_expired, first_expiry, follow_clock, held_jobs
+from schema.moves.waiting.backoff import wake_queues_after
+from schema.postgres import notify
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.failures import HINDRANCES
@@ -21,6 +24,9 @@ from schema.timing import Timing
 
 T = TypeVar("T")
 
+#: The seconds, and the lives of a session, by more than which a clock was set back on purpose: smaller steps pass by
+#: themselves, and by their size nobody could tell a session that was renewed after the step.
+SET_BACK, SESSIONS = 300.0, 10
 #: The most sessions that one transaction closes.
 LIMIT = 500
 #: The most seconds for which a round closes sessions: less than the pause after which upkeep gives all of them a grace.
@@ -54,8 +60,10 @@ class Expiry:
         ttl, began = self._timing.ttl, self._now()
 
         def look(connection: Connection) -> float | None:
-            is_grace = drains.tick(connection, self._ticks[0], gap=ttl / 2, grace=ttl)
-            return None if is_grace or began < self._first_expiry else first_expiry(connection)
+            tick = drains.tick(connection, self._ticks[0], gap=ttl / 2, grace=ttl)
+            if tick.back > max(SET_BACK, SESSIONS * ttl):
+                _follow_clock(connection, tick)
+            return None if tick.in_grace or began < self._first_expiry else first_expiry(connection)
 
         try:
             left = self._database.run(look, urgent=True)
@@ -126,3 +134,13 @@ class Expiry:
             self._after_job_of = bot_id, job_id
         self._after_job_of = (0, 0)
         return True
+
+
+def _follow_clock(connection: Connection, tick: drains.Tick) -> None:
+    """The clock of the database was set back. What was to end by it would end that much later: sessions of bots that
+    are lost meanwhile, rests of queues, and the wait for the next token of a rate."""
+    follow_clock(connection, before=tick.before, back=tick.back)
+    wake_queues_after(connection, tick.before)
+    rates.follow_clock(connection)
+    notify.wake(connection, "jobs")
+    connection.on_commit(partial(log.warning, "the clock of the database was set back", seconds=round(tick.back)))

@@ -62,6 +62,10 @@ SELECT name, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names
 ORDER BY name COLLATE "C" FOR NO KEY UPDATE"""
 LOCK_BUCKETS = {True: Statement(_LOCK_BUCKETS), False: Statement(f"{_LOCK_BUCKETS} SKIP LOCKED")}
 DRAW_TOKENS = Statement("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
+_FOLLOW_CLOCK = Statement("""
+UPDATE rate_buckets SET refilled_at = now() WHERE name = ANY (ARRAY(
+    SELECT name FROM rate_buckets WHERE refilled_at > now() ORDER BY name COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED))
+""")
 _FOUND_RATES = Statement("""
 SELECT name, rate, burst FROM rate_buckets WHERE name = ANY (CAST(:names AS text[])) AND limited_by IS NULL
 ORDER BY name COLLATE "C" FOR NO KEY UPDATE
@@ -219,6 +223,11 @@ def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
     """
     if wanted:
         connection.execute(DRAW_TOKENS, {"names": [*wanted], "jobs": [*wanted.values()]})
+
+
+def follow_clock(connection: Connection) -> None:
+    """The clock was set back: let buckets fill from now on, and not only once it has come to where it was."""
+    connection.execute(_FOLLOW_CLOCK)
 
 
 def set_rates(connection: Connection, wanted: Mapping[str, RateTerms], *, actor: str, reason: str = "") -> None:

@@ -203,6 +203,14 @@ UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl), in_use = b.i
 FROM due WHERE b.ctid = due.ctid
 RETURNING b.id, b.epoch
 """)
+# What others have locked they are about to write by the new clock.
+FOLLOW_CLOCK = Statement("""
+WITH ahead AS MATERIALIZED (
+    SELECT id FROM bots WHERE status <> 'gone' AND expires_at > CAST(:before AS timestamptz)
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE bots SET expires_at = expires_at - make_interval(secs => :back) WHERE id = ANY (ARRAY(SELECT id FROM ahead))
+""")
 DRAIN = Statement("""
 UPDATE bots SET draining = :draining, kept_units = CASE WHEN :draining THEN 0 ELSE kept_units END,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
@@ -474,6 +482,12 @@ def expire(
 def first_expired(connection: Connection, *, after: int) -> list[int]:
     """Return the id of the first bot above `after` whose session has expired, locked or not."""
     return [*connection.execute(FIRST_EXPIRED, {"after": after}).scalars()]
+
+
+def follow_clock(connection: Connection, *, before: datetime, back: float) -> None:
+    """The clock was set back by at least `back` seconds, to before `before`, at which sessions were open: let these end
+    so much earlier. `back` must be more than any session lasts, so that none is meant that was renewed since."""
+    connection.execute(FOLLOW_CLOCK, {"before": before, "back": back})
 
 
 def held_jobs(connection: Connection, *, bot_id: int) -> list[int]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
@@ -178,20 +178,25 @@ ON CONFLICT (name) DO NOTHING
 LOCK_TICK = Statement("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
 WRITE_TICK = Statement("""
 UPDATE ticks t SET at = n.now, grace_until = CASE
-    WHEN n.now - t.at > make_interval(secs => :gap) OR n.now < t.at THEN n.now + make_interval(secs => :grace)
+    WHEN n.now - n.before > make_interval(secs => :gap) OR n.now < n.before THEN n.now + make_interval(secs => :grace)
     ELSE least(t.grace_until, n.now + make_interval(secs => :grace)) END
-FROM (SELECT clock_timestamp() AS now) n
+FROM (SELECT clock_timestamp() AS now, at AS before FROM ticks WHERE name = :name) n
 WHERE t.name = :name
-RETURNING t.grace_until > t.at AS in_grace
+RETURNING t.grace_until > t.at AS in_grace, n.before, extract(epoch FROM n.before - n.now)::double precision AS back
 """)
 
 
-def tick(connection: Connection, name: str, *, gap: float, grace: float) -> bool:
-    """Write the tick `name`; returns true during a grace period, in which no session may expire.
+class Tick(NamedTuple):
+    """in_grace: no session may expire now. before: the last tick. back: seconds by which the clock is behind it."""
 
-    More than `gap` seconds since the last tick of any process start a grace period of `grace` seconds.
-    """
+    in_grace: bool
+    before: datetime
+    back: float
+
+
+def tick(connection: Connection, name: str, *, gap: float, grace: float) -> Tick:
+    """Write the tick `name`. More than `gap` seconds since the last tick of any process start a grace period of `grace`
+    seconds, in which no session may expire; so does a clock that was set back."""
     connection.execute(BEGIN_TICK, {"name": name, "grace": grace})
     connection.execute(LOCK_TICK, {"name": name})
-    in_grace: bool = connection.execute(WRITE_TICK, {"name": name, "gap": gap, "grace": grace}).scalar_one()
-    return in_grace
+    return Tick(*connection.execute(WRITE_TICK, {"name": name, "gap": gap, "grace": grace}).one())

@@ -16,6 +16,8 @@ from assigner.admission.ordering import OrderingSettings
 from assigner.maintenance import upkeep as upkeep_maintenance
 from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Duty
 from bots.protocol import OpenSession
+from schema.accounting import rates
+from schema.accounting.rates import RateTerms
 from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
 from schema.postgres.notify import Wakeups
@@ -42,6 +44,38 @@ def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Po
     with pytest.raises(Conflict) as refused:
         bot.sync(completed(work))
     assert refused.value.code == "session_over"
+
+
+#: Everything that is stored is ahead of a clock that was set back.
+SET_BACK = """
+UPDATE ticks SET at = at + interval '{0} s', grace_until = grace_until + interval '{0} s';
+UPDATE bots SET expires_at = expires_at + interval '{0} s' WHERE name <> 'new';
+UPDATE rate_buckets SET refilled_at = refilled_at + interval '{0} s';
+UPDATE queues SET schedule_after = schedule_after + interval '{0} s'
+"""
+
+
+@pytest.mark.parametrize(("seconds", "follows"), [(3600, True), (200, False)])
+def test_what_was_to_end_by_a_clock_that_was_set_back_far_ends_as_if_it_had_not_been(
+    pool: Pool, seconds: int, follows: bool
+) -> None:
+    ttl = pool.timing.ttl
+    for name in ("old", "new"):
+        pool.bot(name)
+    pool.database.run(lambda c: rates.set_rates(c, {"gpu": RateTerms(10.0, 5)}, actor="test"))
+    pool.submit(properties={"os": "plan9"})
+    pool.rest_queues(5)
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    pool.change(SET_BACK.format(seconds))
+    upkeep.run_once()
+    remaining = "SELECT extract(epoch FROM expires_at - now()) AS left FROM bots WHERE name = :name"
+    assert 0 < pool.row(remaining, name="new").left <= ttl
+    assert (pool.row(remaining, name="old").left <= ttl + 5) is follows
+    assert (pool.row("SELECT schedule_after FROM queues").schedule_after is None) is follows
+    bucket = pool.database.run(lambda c: rates.read_buckets(c, ["rate:gpu"]))["rate:gpu"]
+    assert (bucket.tokens == 5) is follows
+    assert pool.row("SELECT grace_until > at AS in_grace FROM ticks").in_grace
 
 
 @pytest.mark.parametrize("left", [5, 5000], ids=["first expiry", "a session's time"])

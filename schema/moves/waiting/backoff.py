@@ -6,6 +6,7 @@ The state of the jobs stays `queued`, so these moves write no event.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from schema.fleet.candidates import ROOMY_FOR_ALL, able_bots
 from schema.postgres.connection import Connection
@@ -37,6 +38,12 @@ WAKE = Statement(f"""
 WITH found AS MATERIALIZED (
     SELECT id FROM queues WHERE id = ANY (CAST(:ids AS integer[])) AND looks > 0
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+{_WAKE}
+""")
+WAKE_AFTER = Statement(f"""
+WITH found AS MATERIALIZED (
+    SELECT id FROM queues WHERE schedule_after > CAST(:after AS timestamptz) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 {_WAKE}
 """)
@@ -135,6 +142,11 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
     """Wake queues of which a bot has taken a job: the next look in vain counts as the first. Returns how many queues
     had been looked into in vain."""
     return len(connection.execute(WAKE, {"ids": list(queues)}).all()) if queues else 0
+
+
+def wake_queues_after(connection: Connection, after: datetime) -> None:
+    """Wake the queues that would rest until after this time."""
+    connection.execute(WAKE_AFTER, {"after": after})
 
 
 def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> None:
