@@ -239,6 +239,8 @@ def explaining_errors() -> Iterator[None]:
         told = first_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege) and _LACKS_RIGHTS.match(told):
             told += "; the owner of the schema lets a role do this by: leasehold db grant-process ROLE"
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            told += "; `leasehold db doctor` names who holds the lock"
         raise LeaseholdError(f"database: {told}") from error
 
 

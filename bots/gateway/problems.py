@@ -211,6 +211,10 @@ def _database(error: psycopg.Error) -> Response | None:
         return _retry_later(describe_outage(error), None)
     if exhausted := find_exhausted(error):
         return _retry_later(f"the database has no {exhausted} left", "exhausted")
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return _retry_later(
+            "somebody holds a lock on rows of the pool; operators: `leasehold db doctor` names who", "busy"
+        )
     if is_conflict(error) or error.sqlstate == _CANCELLED:
         return _retry_later("the database is too busy", "busy")
     return None

@@ -34,6 +34,7 @@ def run_checks(database: Database) -> list[Check]:
         _run_check("wake-ups", partial(doctor_checks.check_wakeups, database)),
         _run_in_transaction(database, "clocks", doctor_checks.check_clocks),
         held,
+        _run_in_transaction(database, "locks", server.check_locks),
     ]
     if version.verdict is Verdict.BAD and version.figures["current"] is None:
         missing = "there are no tables of ours"
@@ -88,6 +89,8 @@ def _run_check(name: str, check: Callable[[], Check]) -> Check:
         reason = str(error).strip().splitlines()
         refused = error.sqlstate == _REFUSED
         remedy = "run this as the role that owns the tables, or grant it the missing rights" if refused else "try again"
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            remedy = "see the check locks, and try again"
         return Check(
             name, Verdict.UNKNOWN, f"could not be checked: {printable_name(reason[0] if reason else '')}", remedy
         )

@@ -1,18 +1,21 @@
 """Checks of `db doctor` on what the server as a whole has: collations, notifications, and compilation of statements.
 
-Also whether it takes writes.
+Also whether it takes writes, and who holds others up by a lock.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schema import sql
-from schema.diagnostics.checks import Check, Verdict, printable_name
+from schema.diagnostics.checks import NAMED, Check, Verdict, gravest, printable_name
 from schema.postgres.connection import Connection
 from schema.postgres.engine import SEARCH_PATH
 from schema.postgres.statements import Statement
+from schema.readable import duration, plural
 from schema.sql import SCHEMA
 
+#: Seconds that a transaction for whose locks others wait may be open, from which the verdict is warning, and bad.
+HELD_SECONDS = (5.0, 60.0)
 #: Parts of the queue of notifications in use from which the verdict is bad: at 1 the server refuses each commit that
 #: notifies.
 FILLED = 0.5
@@ -32,6 +35,19 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     WHERE backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
     ORDER BY xact_start LIMIT 1) a ON true
 """)
+# Whoever waits is no cause, but stands in the line behind one. Of a prepared transaction the server tells 0.
+_LOCKS = Statement("""
+WITH RECURSIVE waiting AS MATERIALIZED (
+    SELECT w.pid, holder FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) holder
+    WHERE w.datname = current_database() AND w.wait_event_type = 'Lock'),
+line AS (SELECT pid, holder FROM waiting UNION SELECT l.pid, w.holder FROM line l JOIN waiting w ON w.pid = l.holder)
+SELECT l.holder AS pid, coalesce(a.application_name, '') AS name, a.usename::text AS owner, a.state,
+    extract(epoch FROM clock_timestamp() - a.xact_start)::float AS seconds, count(*)::integer AS waiting
+FROM line l LEFT JOIN pg_stat_activity a ON a.pid = l.holder
+WHERE l.holder NOT IN (SELECT pid FROM waiting)
+GROUP BY l.holder, a.application_name, a.usename, a.state, a.xact_start
+ORDER BY waiting DESC, seconds DESC NULLS LAST
+""")
 _WRITES = Statement("""
 SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only')::boolean AS read_only
 """)
@@ -49,6 +65,60 @@ class Listener:
     database: str
     application: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """A session for whose locks `waiting` others wait; pid 0 is a prepared transaction.
+
+    seconds: for how long its transaction is open, None if this role may not see it.
+    """
+
+    pid: int
+    name: str
+    owner: str | None
+    state: str | None
+    seconds: float | None
+    waiting: int
+
+
+def check_locks(connection: Connection) -> Check:
+    """Check who holds locks for which others wait at this moment: somebody else's open transaction, most of all."""
+    return judge_locks([LockHolder(**row._asdict()) for row in connection.execute(_LOCKS)])
+
+
+def judge_locks(holders: Sequence[LockHolder]) -> Check:
+    """Judge the holders by how long they are at it: the transactions of the pool's own processes are short."""
+    if not holders:
+        return Check("locks", Verdict.OK, "nobody waits for the lock of another session", None, {"waiting": 0})
+    figures = {"waiting": sum(each.waiting for each in holders), "holders": [vars(each) for each in holders[:NAMED]]}
+    verdict = gravest(map(_judge_lock_holder, holders))
+    named = [each for each in holders if _judge_lock_holder(each) is verdict][:NAMED]
+    found = "; ".join(map(_describe_lock_holder, named))
+    remedy = None if verdict is Verdict.OK else "; ".join(map(_end_of_lock_holder, named))
+    return Check("locks", verdict, found, remedy, figures)
+
+
+def _judge_lock_holder(holder: LockHolder) -> Verdict:
+    if holder.seconds is None:
+        return Verdict.WARNING
+    warning, bad = HELD_SECONDS
+    return Verdict.BAD if holder.seconds >= bad else Verdict.WARNING if holder.seconds >= warning else Verdict.OK
+
+
+def _describe_lock_holder(holder: LockHolder) -> str:
+    waits = f"{plural(holder.waiting, 'session')} {'waits' if holder.waiting == 1 else 'wait'} for a lock of "
+    if holder.pid == 0:
+        return f"{waits}a prepared transaction"
+    name, owner = printable_name(holder.name) or "unnamed", printable_name(holder.owner)
+    since = "of unknown age" if holder.seconds is None else f"open for {duration(holder.seconds)}"
+    return f"{waits}session {holder.pid} ({name}, user {owner}, {holder.state}), whose transaction is {since}"
+
+
+def _end_of_lock_holder(holder: LockHolder) -> str:
+    if holder.pid == 0:
+        return "end it as the check snapshots says, which names prepared transactions"
+    return f"end session {holder.pid}: SELECT pg_terminate_backend({holder.pid})"
 
 
 def check_callers(connection: Connection) -> Check:

@@ -451,6 +451,7 @@ def test_every_error_of_the_database_is_a_problem_document_and_no_text_of_it_is_
         ("53200", 503, "the database has no memory left"),
         ("40001", 503, "the database is too busy"),
         ("57014", 503, "the database is too busy"),
+        ("55P03", 503, "somebody holds a lock on rows of the pool; operators: `leasehold db doctor` names who"),
         ("XX000", 500, "the gateway failed"),
         ("P0001", 500, "the gateway failed"),
     ):

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +37,9 @@ from tests.support.pool import Pool
 from tests.support.servers import Console, opened
 
 NAMES = [
-    "schema", "pooler", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "retention",
-    "schedules", "stored values", "callers", "writes", "durability", "connections", "memory", "fences", "notifications",
-    "collation",
+    "schema", "pooler", "wake-ups", "clocks", "snapshots", "locks", "indexes", "autovacuum", "dead rows",
+    "retention", "schedules", "stored values", "callers", "writes", "durability", "connections", "memory", "fences",
+    "notifications", "collation",
 ]  # fmt: skip
 #: What depends on the server that the tests were given, not on the pool's database.
 OF_THE_SERVER = {"durability", "memory", "connections"}
@@ -84,7 +85,7 @@ def test_a_database_without_tables_is_bad_and_the_rest_is_unknown(
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: \d of 19 checks are bad: schema[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: \d of 20 checks are bad: schema[^\n]*\n", done.stderr)
     told = [line.strip() for line in done.stdout.splitlines()[1:]]
     assert told[0].split()[:2] == ["bad", "schema"]
     assert told[1] == "do: leasehold db upgrade"
@@ -179,6 +180,38 @@ def test_the_session_with_the_oldest_snapshot_is_named_and_can_be_ended(
         assert f"SELECT pg_terminate_backend({pid})" in (found.remedy or "")
         pool.row(f"SELECT pg_terminate_backend({pid})")
         eventually(lambda: checks(pool.database)["snapshots"].verdict is Verdict.OK)
+
+
+@pytest.mark.parametrize(
+    ("holding", "wanting"),
+    [
+        ("LOCK TABLE leasehold.jobs", "SELECT FROM leasehold.jobs"),
+        ("SELECT FROM leasehold.jobs FOR UPDATE", "SELECT FROM leasehold.jobs FOR SHARE"),
+    ],
+    ids=["a table", "a row"],
+)
+def test_the_session_for_whose_lock_others_wait_is_named_and_can_be_ended(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, holding: str, wanting: str
+) -> None:
+    monkeypatch.setattr(server, "HELD_SECONDS", (0.0, 600.0))
+    pool.submit(1)
+    url = pool.database.url
+    with session(url) as other, session(url) as first, session(url) as second, ThreadPoolExecutor() as threads:
+        assert checks(pool.database)["locks"].found == "nobody waits for the lock of another session"
+        other.execute("BEGIN")
+        other.execute(holding.encode())
+        waits = [threads.submit(each.execute, wanting.encode()) for each in (first, second)]
+        eventually(lambda: checks(pool.database)["locks"].figures["waiting"] == 2)
+        found, pid = checks(pool.database)["locks"], other.info.backend_pid
+        assert found.verdict is Verdict.WARNING
+        assert found.found.startswith(f"2 sessions wait for a lock of session {pid} (report, user ")
+        assert "idle in transaction" in found.found
+        assert f"SELECT pg_terminate_backend({pid})" in (found.remedy or "")
+        monkeypatch.setattr(server, "HELD_SECONDS", (60.0, 600.0))
+        assert checks(pool.database)["locks"].verdict is Verdict.OK
+        other.execute("ROLLBACK")
+        for each in waits:
+            each.result()
 
 
 def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
