@@ -36,20 +36,15 @@ PREFIX = "rate:"
 _BEGIN = "[a-z0-9][a-z0-9._-]{0,61}"
 
 _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))"
-# What is read before the buckets are locked is a guess, so seconds may be doubles. Numeric ones take a quarter of its
-# time. A bucket that a pattern will make is full. Without any pattern, none is looked for.
-# What is there already is sorted out by a hash, because the planner would compare each name with each bucket.
+# What is read before the buckets are locked is a guess, so seconds may be doubles, which take less time.
 READ_BUCKETS = Statement("""
-WITH found AS MATERIALIZED (
-    SELECT name, rate, burst, least(burst, tokens + rate * date_part('epoch', now() - refilled_at)) AS tokens,
-        limited_by, false AS missing
-    FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
-)
-SELECT * FROM found
-UNION ALL
-SELECT name, rate, burst, burst, prefix, true FROM matching_patterns(ARRAY(
-    SELECT n.name FROM unnest(CAST(:names AS text[])) AS n (name)
-    WHERE (n.name IN (SELECT name FROM found)) IS NOT TRUE)) WHERE rate IS NOT NULL
+SELECT name, rate, burst, least(burst, tokens + rate * date_part('epoch', now() - refilled_at)) AS tokens, limited_by
+FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+""")
+# A bucket that a pattern will make is full.
+_READ_PATTERNS = Statement("""
+SELECT name, rate, burst, CAST(burst AS double precision) AS tokens, prefix, true AS missing
+FROM matching_patterns(CAST(:names AS text[])) WHERE rate IS NOT NULL
 """)
 # It is full at the beginning of this transaction, at which jobs that start count as started.
 _MAKE_BUCKETS = Statement("""
@@ -188,11 +183,10 @@ def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Buc
     """The wanted buckets that exist, or that a pattern will make, by name, as they are when this transaction begins."""
     if not wanted:
         return {}
-    rows = connection.execute(READ_BUCKETS, {"names": list(wanted)})
-    return {
-        name: Bucket(rate, burst, float(tokens), limited_by, missing)
-        for name, rate, burst, tokens, limited_by, missing in rows
-    }
+    found = {name: Bucket(*bucket) for name, *bucket in connection.execute(READ_BUCKETS, {"names": list(wanted)})}
+    if missing := [name for name in wanted if name not in found]:
+        found |= {name: Bucket(*bucket) for name, *bucket in connection.execute(_READ_PATTERNS, {"names": missing})}
+    return found
 
 
 def lock_buckets(
