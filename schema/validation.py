@@ -93,7 +93,7 @@ def check_text(field: str, value: str, limit: int) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise BadInput(field, "holds a lone surrogate, which is not text") from None
+        raise BadInput(field, "holds a lone surrogate: no UTF-8 text has one") from None
     if size > limit:
         raise BadInput(field, f"is {size} bytes long, at most {limit} are allowed")
     return value

@@ -190,7 +190,7 @@ class LocksGate(Gate):
             counter = state.of(name)
             if not counter.leaves(1.0):
                 lock, whose = name.rpartition(":")[2], _of_pattern(counter.limited_by)
-                return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}{whose}"
+                return f"{counter.used:g} of {counter.most:g} slots of lock '{lock}' are held{whose}"
         return None
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:

@@ -116,7 +116,7 @@ def _click_message(error: click.ClickException) -> str:
     option = error.param
     field = option.opts[-1] if isinstance(option, click.Option) else option.human_readable_name
     if isinstance(error, click.MissingParameter):
-        return f"{field}: is missing{_example(error.ctx)}"
+        return f"{field}: is missing{_example(error.ctx) or _usage_of_several(error.ctx)}"
     return f"{field}: {_told_of_value(error.message, option)}"
 
 
@@ -161,7 +161,12 @@ def _too_many(words: str, context: click.Context | None) -> str:
         return told
     if context.command.name == "list" and context.parent is context.find_root():
         return f"{told}: filters are options, such as --label build --state failed"
-    return f"{told}: {context.command_path} {' '.join(context.command.collect_usage_pieces(context))}"
+    return f"{told}: {usage(context)}"
+
+
+def usage(context: click.Context) -> str:
+    """Return how the command is called, on one line."""
+    return f"{context.command_path} {' '.join(context.command.collect_usage_pieces(context))}"
 
 
 def _told_of_value(message: str, option: click.Parameter) -> str:
@@ -179,6 +184,12 @@ def _example(context: click.Context | None) -> str:
     told = ((context and context.command.help) or "").splitlines()
     found = next((line.strip() for line in told if line.strip().startswith("leasehold ")), None)
     return "" if found is None else f", as in: `{found}`"
+
+
+def _usage_of_several(context: click.Context | None) -> str:
+    """Return the usage of a command with several arguments as a clause: which of them is which has to be known."""
+    arguments = [each for each in (context.command.params if context else ()) if isinstance(each, click.Argument)]
+    return f": {usage(context)}" if context and len(arguments) > 1 else ""
 
 
 def _complain(text: str, *, code: int) -> int:

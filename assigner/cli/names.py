@@ -90,6 +90,8 @@ MEANT: Mapping[str, str] = {
     **{f"pause {kind}": f"pause set {kind}" for kind in ("label", "task", "instance", "schedule")},
     **{f"resume {kind}": f"pause rm {kind}" for kind in ("label", "task", "instance", "schedule")},
     **dict.fromkeys(("pause clear", "pause remove", "pause delete"), "pause rm"),
+    **{f"{kind} pause": f"pause set {kind}" for kind in ("label", "task", "instance")},
+    **{f"{kind} resume": f"pause rm {kind}" for kind in ("label", "task", "instance")},
     "suspend": "pause set",
     **dict.fromkeys(("resume", "unpause"), "pause rm"),
     "unhold": "release",

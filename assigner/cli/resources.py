@@ -15,6 +15,7 @@ from leasehold.wire import MAX_LIST, escaped
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from assigner.cli.errors import usage
 from assigner.cli.output import Caller, Calling, Record, reason_option
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
 from schema.fields import plain
@@ -403,7 +404,7 @@ def _either(field: _Field, options: Mapping[str, Any]) -> Any:
     if len(values) > 1:
         raise click.UsageError(f"give at most one of: {field.metavar}, {field.option}")
     if not values and field.info.is_required():
-        raise BadInput(field.metavar, "is missing")
+        raise BadInput(field.metavar, f"is missing: {usage(click.get_current_context())}")
     return values[0] if values else None
 
 

@@ -1,6 +1,7 @@
 """The commands on graphs: submit, show, list, retry, cancel and wait."""
 
 import codecs
+import re
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -12,12 +13,13 @@ from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.graphs import GraphState
 from pydantic import ValidationError
 
+from bots.cli import options as option_helpers
 from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
 from bots.cli.watching import shown, watch_option
-from schema import fields, readable, validation
+from schema import readable, validation
 from schema.readable import FAILED, LAST, Column, Group, plural, table, tell
 from schema.requests import GraphRequest
 
@@ -205,9 +207,17 @@ def _whole(client: Client, graph: str) -> str:
     return str(client.graphs.show(graph)["id"]) if graph in (LAST, FAILED) else graph
 
 
+#: The beginning of a file with an object on each line, and a command that makes a graph of nodes that are so.
+_ONE_A_LINE = re.compile(rb"\s*\{[^\r\n]*\}[ \t]*\r?\n\s*\{")
+_OF_LINES = """jq -s '{name: "crunch", nodes: .}'"""
+
+
 def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the graph in the file, changed by the options of the command. Raises BadInput."""
-    document = validation.parse_json(file.read(wire.LEAST_BODY + 1).removeprefix(codecs.BOM_UTF8), file.name)
+    raw = file.read(wire.LEAST_BODY + 1).removeprefix(codecs.BOM_UTF8)
+    if _ONE_A_LINE.match(raw):
+        raise BadInput(file.name, f"is JSON lines: a graph is one object, which `{_OF_LINES}` makes of a node a line")
+    document = validation.parse_json(raw, file.name)
     if not isinstance(document, dict):
         raise BadInput(file.name, "is not a JSON object")
     for given in options:
@@ -230,7 +240,7 @@ def _wrong(document: dict[str, Any], place: Sequence[int | str], said: str, *, f
         field += f" (node {node})" if isinstance(node, int) else ""
     if said == "Field required":
         said = "is missing: each node has a number of its own" if place[-1] == "node" else "is missing"
-    return BadInput(f"{file}: {field}", fields.plain(said))
+    return BadInput(f"{file}: {field}", option_helpers.reason_in_file(place, said))
 
 
 def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:

@@ -113,7 +113,13 @@ def read_text(source: IO[bytes]) -> str:
 
 
 def _reason(error: ErrorDetails) -> str:
-    return "is missing" if error["type"] == "missing" else plain(error["msg"])
+    return "is missing" if error["type"] == "missing" else reason_in_file(error["loc"], error["msg"])
+
+
+def reason_in_file(place: Sequence[int | str], said: str) -> str:
+    """Return what is wrong with a field of a file, in plain words; of a command that is no list, with an example."""
+    hint = ', such as ["make", "test"]' if place[-1] == COMMAND and said == "Input should be a valid list" else ""
+    return plain(said) + hint
 
 
 # Options of `submit`, derived from the fields of JobRequest
@@ -161,6 +167,9 @@ def amounts(given: Iterable[str]) -> dict[str, int]:
         kind, _, amount = value.partition("=")
         if not (amount.isascii() and amount.isdigit() and len(amount) <= 15):
             raise BadInput("--resource", f"'{escaped(value, 60)}' is not KIND=AMOUNT, such as cpu_milli=500")
+        if kind not in validation.RESOURCES:
+            told = f"there is no '{escaped(kind, 60)}': take {', '.join(validation.RESOURCES)}"
+            raise BadInput("--resource", told)
         if kind in found:
             raise BadInput("--resource", f"names '{escaped(kind, 60)}' twice")
         found[kind] = int(amount)

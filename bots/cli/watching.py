@@ -137,7 +137,7 @@ def _on_terminal(every: float, show: Callable[[], None]) -> None:
             heading = Text(f"{read_at}, every {readable.duration(every)}; Ctrl-C ends", style="dim")
             if problem is not None:
                 heading = Text(f"{_now()}: {problem}; this is from {read_at}", style="red")
-            shown = Text.from_ansi(picture, no_wrap=True, overflow="ellipsis")
+            shown = Text.from_ansi(picture, overflow="fold")
             live.update(Group(heading, shown), refresh=True)
             clock.sleep(every)
             drawn, problem = _captured(lambda: _look(show, is_first=False))

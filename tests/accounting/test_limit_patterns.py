@@ -58,7 +58,9 @@ def test_a_key_has_the_slots_of_the_longest_pattern_unless_they_are_set_by_its_n
     slots(pool, "customer-*", 2)
     assert (started(pool, 5), counter(pool)) == (2, (2, 2, OF_PATTERN))
     (late,) = pool.submit(terms={"locks": ["customer-7"]})
-    assert explained(pool, late).sentence.endswith("lock 'customer-7' is held 2 times of 2, the limit of 'customer-*'")
+    assert explained(pool, late).sentence.endswith(
+        "2 of 2 slots of lock 'customer-7' are held, the limit of 'customer-*'"
+    )
     slots(pool, "customer-*", 3)
     assert (started(pool, 0), counter(pool)) == (3, (3, 3, OF_PATTERN))
     slots(pool, "customer-7", 1)

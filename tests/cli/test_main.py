@@ -138,7 +138,7 @@ WRONG = [
     ("submit --preferred-zone Mars true", "--preferred-zone: 'Mars' is not a time zone"),
     ("submit --preferred-zone UTC true", "--preferred-zone: means nothing without --preferred-hour"),
     ("submit --resource memory_mib=1 --resource memory_mib=2 true", "--resource: names 'memory_mib' twice"),
-    ("submit --resource cpu=4 true", "resources"),
+    ("submit --resource cpu=4 true", "--resource: there is no 'cpu': take cpu_milli, "),
     ("submit --lock 'a b' true", "--lock: is neither a lock nor LOCK:SLOTS"),
     ("submit --user-priority 11 true", "--user-priority: must be less than or equal to 10"),
     ("submit --graph-priority 0 true", "--graph-priority: must be greater than or equal to 1"),

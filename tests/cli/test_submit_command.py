@@ -44,6 +44,8 @@ def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest
         ('{"command": ["a"], "timeout_seconds": NaN}', "holds NaN"),
         ('{"command": ["a"], "command": ["b"]}', "repeats the key 'command'"),
         ('{"command": ["\\u0000"]}', "NUL"),
+        ('{"command": "make test"}', 'command: input should be a valid list, such as ["make", "test"]'),
+        ('{"command": ["a"], "label": "\\ud800"}', "holds a lone surrogate: no UTF-8 text has one"),
         ('{"comand": ["a"], "command": ["a"]}', "comand: there is no such field; did you mean 'command'?"),
     ],
 )
@@ -65,6 +67,26 @@ def test_bad_lines_are_named_and_nothing_is_submitted(
     path.write_text("\n\n")
     with pytest.raises(BadInput, match="holds no job"):
         call("submit", "--file", str(path))
+    assert stands.asked == []
+
+
+def test_a_resource_that_there_is_not_is_named_with_those_that_there_are(
+    stands: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert errors.run(cli, ["submit", "--resource", "cpus=2", "--", "true"]) == 2
+    told = "error: --resource: there is no 'cpus': take cpu_milli, memory_mib, disk_mib, gpu_milli, gpus\n"
+    assert capsys.readouterr().err == told
+    assert stands.asked == []
+
+
+def test_a_graph_of_json_lines_is_refused_with_what_makes_a_graph_of_them(
+    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nodes.jsonl"
+    path.write_text('{"node": 1, "command": ["a"]}\n{"node": 2, "command": ["b"], "after": [1]}\n')
+    assert errors.run(cli, ["graph", "submit", str(path)]) == 2
+    made = """`jq -s '{name: "crunch", nodes: .}'` makes of a node a line"""
+    assert capsys.readouterr().err == f"error: {path}: is JSON lines: a graph is one object, which {made}\n"
     assert stands.asked == []
 
 

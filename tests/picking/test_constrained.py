@@ -40,7 +40,7 @@ def test_explain_names_the_gate_that_is_closed(pool: Pool) -> None:
     (job,) = pool.submit(terms={"locks": ["tree"]})
     told = explained(pool, job)
     assert closed(told) == ["locks"]
-    assert told.sentence == "it does not run because lock 'tree' is held 1 times of 1"
+    assert told.sentence == "it does not run because 1 of 1 slots of lock 'tree' are held"
     assert told.change == ["wait until the locks that it names are free"]
 
 
