@@ -42,6 +42,7 @@ from schema.picking.ready import Scope
 from schema.postgres import advisory
 from schema.postgres.connection import Connection, commit_lazily
 from schema.postgres.engine import Database
+from schema.postgres.notify import wake
 from schema.timing import Timing
 
 
@@ -108,18 +109,17 @@ PARTS = 4
 WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
-#: Seconds after which a bot that came or became free while a queue was put to rest has surely committed that.
-LOOK_AGAIN_SECONDS = 2.0
+#: Seconds after which a bot that came or became free while a queue was put to rest has surely committed that. And the
+#: most queues that are looked at again, those that have rested the shortest.
+LOOK_AGAIN_SECONDS, LOOK_AGAIN_AT = 2.0, 100
 
 #: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
 #: before it picks.
 QUIET = 8
+#: Seconds that such a look may take. A pick that finds nothing takes less.
+QUICK_LOOK = 0.005
 #: The same, up to which the next cycle uses the plans that the server keeps: to make them takes longer than they save.
 FEW = 64
-
-#: Seconds that a look before the pick may take if each cycle makes it: the look for ready jobs on a quiet pool, and the
-#: one for bots that could serve queues at rest. A pick that finds nothing takes less.
-QUICK_LOOK = 0.005
 
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
@@ -223,6 +223,8 @@ class PriorityAgeAssigner:
         pause = self._memory.pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
         if cycle.rest_seconds is not None:
             pause = min(pause, max(0.0, cycle.rest_seconds - seconds))
+        if cycle.rested and self._database.run(self._wake_rested):
+            pause = 0.0
         return More(pause) if busy and was_full else pause
 
     def _cycle(self, connection: Connection) -> CycleResult:
@@ -252,17 +254,21 @@ class PriorityAgeAssigner:
             commit_lazily(connection)
         return cycle
 
-    def _wake_rested(self, connection: Connection) -> None:
-        """Wake queues that it has put to rest lately, and that some bot could serve by now.
+    def _wake_rested(self, connection: Connection) -> int:
+        """Wake queues that it has put to rest lately, and that some bot could serve by now; returns how many.
 
-        A bot that came or became free during that transaction found no queue at rest that it could wake.
+        A bot that came or became free during that transaction found no queue at rest that it could wake. Others are
+        told, because one that picks at this moment has not seen that the queues wait, and may keep this one from it.
         """
-        memory, began = self._memory, self._now()
-        if not (memory.rested and memory.look_again.try_begin()):
-            return
-        wake_served(connection, memory.rested)
-        memory.rested = {queue: at for queue, at in memory.rested.items() if began - at < LOOK_AGAIN_SECONDS}
-        memory.look_again.finished(self._now() - began, quick=QUICK_LOOK)
+        rested, now = self._memory.rested, self._now()
+        if not rested:
+            return 0
+        newest = [*rested.items()][-LOOK_AGAIN_AT:]
+        woken = wake_served(connection, [queue for queue, _ in newest])
+        if woken:
+            wake(connection, "jobs")
+        self._memory.rested = {queue: at for queue, at in newest if now - at < LOOK_AGAIN_SECONDS}
+        return woken
 
     def _pending_work(self, connection: Connection) -> PendingWork:
         """Return whether there is anything to do. On a quiet pool a look for ready jobs comes before the pick, unless
@@ -699,5 +705,5 @@ class PriorityAgeAssigner:
             base=self._settings.failure_backoff,
             cap=self._settings.failure_backoff_cap,
         )
-        self._memory.rested.update(dict.fromkeys(rested, self._now()))
+        self._memory.rested |= dict.fromkeys(rested, self._now())
         cycle.rested += len(rested)

@@ -160,12 +160,12 @@ def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) 
     connection.execute_later(WAKE_FOR_BOTS, where)
 
 
-def wake_served(connection: Connection, queues: Collection[int]) -> None:
-    """Wake those of these queues that rest although some bot has room for one of their jobs.
+def wake_served(connection: Connection, queues: Collection[int]) -> int:
+    """Wake those of these queues that rest although some bot has room for one of their jobs; returns how many.
 
     A bot that came, or had more room, could not see that a queue rests whose rest was not committed yet.
     """
-    connection.execute(WAKE_SERVED, {"ids": list(queues)})
+    return len(connection.execute(WAKE_SERVED, {"ids": list(queues)}).all())
 
 
 @dataclass(frozen=True)
