@@ -26,6 +26,7 @@ from tests.support.http import (
     in_turn,
     problem,
 )
+from tests.support.screens.terminal import on_a_terminal
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 RATES = ("granted", "started", "finished", "succeeded", "cancelled", "dead")
@@ -330,6 +331,14 @@ STATUS = {
         {"cohort": "default", "instance": "ci", "usage": 17000, "min_quota": 1, "max_quota": 7, "effective_max": 6},
     ],
 }  # fmt: skip
+
+
+def test_a_watched_line_that_is_longer_than_the_terminal_is_folded_and_not_cut_off(stands: Gateway) -> None:
+    stands.script = in_turn(Answer(STATUS))
+    code, text = on_a_terminal(stands, "status", "--watch", "0.1", until=lambda: len(stands.asked) > 3)
+    assert (code, "(leasehold list --unmatchable)" in re.sub(r"\s+", " ", text)) == (130, True)
+
+
 BOT = {
     "name": "b1", "status": "ok", "draining": True, "instance": None, "pool": "builds", "labels": ["gpu"],
     "cohort": "gpus", "priority": 0, "capacity": 4, "in_use": 1, "leases": 1, "properties": {"os": ["linux"]},
