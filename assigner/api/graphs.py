@@ -8,6 +8,7 @@ import structlog
 from fastapi import APIRouter, Path, Query, Request
 from leasehold import wire
 from leasehold.errors import Forbidden, NotFound
+from leasehold.states import JobState
 from pydantic import BaseModel, Field
 
 from assigner.api import routing, submission
@@ -182,6 +183,7 @@ async def show(
     id: GraphId,
     caller: Caller,
     instance: str | None = None,
+    state: Annotated[list[JobState] | None, Query(description="only nodes in one of these states in the page")] = None,
     after: Annotated[int, Query(ge=-1)] = -1,
     limit: Annotated[int, Query(ge=0, le=wire.MAX_LIST)] = 100,
 ) -> Graph:
@@ -190,7 +192,7 @@ async def show(
     def work(connection: Connection) -> Graph:
         row_id, _ = _find_graph(connection, id, caller, instance=instance)
         row = job_queries.graph(connection, row_id)
-        nodes = job_queries.nodes(connection, row_id, after=after, limit=limit)
+        nodes = job_queries.nodes(connection, row_id, states=state or (), after=after, limit=limit)
         return Graph.model_validate(row | {"page": nodes})
 
     found: Graph = await request.app.state.run(work)

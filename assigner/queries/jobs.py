@@ -376,7 +376,9 @@ SELECT n.job_id AS row_id, n.node_no AS node, j.public_id AS job, coalesce(j.sta
     coalesce(w.command, '{{}}') AS command, w.arguments
 FROM graph_nodes n LEFT JOIN LATERAL (SELECT {_COMMAND} FROM job_payloads p WHERE p.job_id = n.job_id) w ON true
 LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
-WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
+WHERE n.graph = :graph AND n.node_no > :after
+    AND (CAST(:states AS text[]) IS NULL OR coalesce(j.state, n.outcome) = ANY (CAST(:states AS text[])))
+ORDER BY n.node_no LIMIT :limit
 """)
 
 
@@ -408,9 +410,10 @@ def graph(connection: Connection, row_id: int) -> dict[str, Any]:
     return found | {"first_failed": first and dict(first)}
 
 
-def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:
-    """One page of a graph's nodes by number, from the first after `after`."""
-    where = {"graph": row_id, "after": after, "limit": limit}
+def nodes(connection: Connection, row_id: int, *, states: Sequence[str], after: int, limit: int) -> Rows:
+    """One page of a graph's nodes by number, from the first after `after`. states: only nodes in one of these; none
+    given: all."""
+    where = {"graph": row_id, "states": list(states) or None, "after": after, "limit": limit}
     rows = with_roots(connection, list(connection.execute(NODES, where).mappings()))
     return [_called(row) for row in rows]
 

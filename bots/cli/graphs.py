@@ -11,6 +11,7 @@ from leasehold.calls.graphs import MAX_GRAPHS, MAX_NODES
 from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.graphs import GraphState
+from leasehold.states import JobState
 from pydantic import ValidationError
 
 from bots.cli import options as option_helpers
@@ -92,9 +93,26 @@ def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None
 @click.option(
     "--nodes", type=click.IntRange(0, MAX_NODES), default=50, show_default=True, help="The most nodes to show."
 )
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in JobState]),
+    multiple=True,
+    metavar="STATE",
+    help=f"Only nodes in one of these states. [{', '.join(JobState)}; repeatable]",
+)
+@click.option("--after", type=click.IntRange(0), metavar="N", help="Only nodes behind this number: the next page.")
 @watch_option
 @caller_options
-def show(caller: Caller, /, id: str, instance: str | None, nodes: int, watch: float | None) -> None:
+def show(
+    caller: Caller,
+    /,
+    id: str,
+    instance: str | None,
+    nodes: int,
+    state: Sequence[str],
+    after: int | None,
+    watch: float | None,
+) -> None:
     """Show one graph, by its id or name, and its nodes.
 
     @last is the graph that this token has submitted last, @failed the last of these with a node that failed or died.
@@ -104,9 +122,9 @@ def show(caller: Caller, /, id: str, instance: str | None, nodes: int, watch: fl
 
     def look(client: Client) -> None:
         nonlocal whole
-        found = client.graphs.show(whole, instance=instance, nodes=nodes)
+        found = client.graphs.show(whole, instance=instance, nodes=nodes, state=state, after=after)
         whole = found["id"]  # by the next look the name may be that of a newer graph
-        readable.print_json(found) if caller.json else _print_graph_and_nodes(found)
+        readable.print_json(found) if caller.json else _print_graph_and_nodes(found, most=nodes, all=not state)
 
     shown(caller, watch, look)
 
@@ -280,14 +298,14 @@ def _print_graph(found: Record) -> None:
             output.line(f"{name:<{width}}  ", value)
 
 
-def _print_graph_and_nodes(found: Record) -> None:
+def _print_graph_and_nodes(found: Record, *, most: int, all: bool) -> None:
     _print_graph(found)
-    if found["page"]:
+    page = found["page"]
+    if page:
         click.echo()
-        _list_nodes(found["page"])
-        left = found["nodes"] - len(found["page"])
-        if left:
-            click.echo(f"and {left} more")
+        _list_nodes(page)
+        if len(page) == most and not (all and most == found["nodes"]):
+            click.echo(f"more, if there are any: --after {page[-1]['node']}")
 
 
 def _list_nodes(nodes: list[Record]) -> None:

@@ -104,7 +104,9 @@ def show_graph(view: View, id: str) -> None:
         stop.set_visibility(graph["finished_at"] is None)
         whole = len(graph["page"]) == graph["nodes"]
         drawing.show(graph["page"], whole=whole)
-        more.text = "" if whole else f"The first {NODES} by number; leasehold graph show tells all."
+        more.text = (
+            "" if whole else f"The first {NODES} by number; leasehold graph show tells all, also by their state."
+        )
         known = {name: graph[name] for name in ("name", "id", "instance", "priority", "nodes", "edges", *STATES)}
         known |= {"can never run": graph["blocked_forever"]}
         cells = {"state": Cell(graph["state"]), "submitted": ago(graph["created_at"])}

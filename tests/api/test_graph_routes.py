@@ -63,6 +63,10 @@ def test_a_graph_is_submitted_shown_listed_and_cancelled(operator: httpx.Client)
     assert operator.get("/v1/jobs", params={"state": "blocked"}).json()["jobs"][0]["state"] == "blocked"
     page = operator.get(f"/v1/graphs/{made['id']}", params={"limit": 1, "after": 1}).json()["page"]
     assert [node["node"] for node in page] == [2]
+    for states, found in ((["queued"], [1]), (["blocked"], [2, 3]), (["blocked", "queued"], [1, 2, 3]), (["dead"], [])):
+        page = operator.get("/v1/graphs/build", params={"state": states}).json()["page"]
+        assert [node["node"] for node in page] == found
+    assert operator.get("/v1/graphs/build", params={"state": "lost"}).status_code == 422
     (graph,) = operator.get("/v1/graphs", params={"open": "true"}).json()["graphs"]
     assert graph["name"] == "build"
     cancelled = [operator.post("/v1/graphs/cancel", json={"graph": made["id"]}).json() for _ in range(2)]
@@ -220,6 +224,13 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert graph in shown
     assert "3, with 3 dependencies" in shown
+    assert "--after" not in shown
+    call("graph", "show", "build", "--state", "blocked", "--nodes", "1", "--json")
+    assert [each["node"] for each in json.loads(capsys.readouterr().out)["page"]] == [2]
+    call("graph", "show", "build", "--nodes", "2")
+    assert capsys.readouterr().out.endswith("\nmore, if there are any: --after 2\n")
+    call("graph", "show", "build", "--nodes", "2", "--after", "2", "--json")
+    assert [each["node"] for each in json.loads(capsys.readouterr().out)["page"]] == [3]
     call("graph", "list", "--open", "--json")
     (listed,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (listed["id"], listed["blocked"], listed["state"]) == (graph, 2, "active")

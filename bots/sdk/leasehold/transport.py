@@ -79,7 +79,7 @@ class Transport:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str | int | float] | None = None,
+        query: Mapping[str, Any] | None = None,
         body: Record | bytes | None = None,
         held: float = 0.0,
     ) -> Record:

@@ -274,6 +274,7 @@ def of_graphs() -> dict[str, Any]:
         },
         "ends": [each["result"] for each in ends],
         "nodes": [(each["node"], each["state"]) for each in pool.client.graphs.nodes(taken.id)],
+        "bad": [each["node"] for each in pool.client.graphs.nodes(taken.id, state=["failed", "cancelled"])],
         "chained": chained.result(ENDS),
         "summed": summed.result(ENDS),
         "alone": leasehold.group(half.s(2), half.s(4)).defer().result(ENDS),

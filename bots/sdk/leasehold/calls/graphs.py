@@ -34,15 +34,26 @@ class Graphs:
         keyed = dict(graph) if graph.get("key") is not None else {**graph, "key": self._key()}
         return self._transport.call("POST", "/v1/graphs", body=keyed, held=self._held)
 
-    def show(self, graph: str, *, instance: str | None = None, nodes: int = 0) -> Record:
-        """Return one graph with the count of its nodes in each state; `page` holds the first `nodes` (up to 1000)."""
-        return self._show(graph, {"instance": instance, "limit": nodes})
+    def show(
+        self,
+        graph: str,
+        *,
+        instance: str | None = None,
+        nodes: int = 0,
+        state: Sequence[str] = (),
+        after: int | None = None,
+    ) -> Record:
+        """Return one graph with the count of its nodes in each state; `page` holds the first `nodes` (up to 1000).
 
-    def nodes(self, graph: str, *, instance: str | None = None) -> Iterator[Record]:
-        """Yield all nodes of a graph, by number."""
-        last = -1
+        state: only nodes in one of these states are in the page. after: only nodes of a higher number.
+        """
+        return self._show(graph, {"instance": instance, "limit": nodes, "state": list(state) or None, "after": after})
+
+    def nodes(self, graph: str, *, instance: str | None = None, state: Sequence[str] = ()) -> Iterator[Record]:
+        """Yield all nodes of a graph, by number; with `state` only those in one of these states."""
+        last: int | None = None
         while True:
-            found = self._show(graph, {"instance": instance, "limit": MAX_NODES, "after": last})
+            found = self.show(graph, instance=instance, nodes=MAX_NODES, state=state, after=last)
             graph, page = found["id"], found["page"]
             yield from page
             if len(page) < MAX_NODES:
@@ -115,7 +126,7 @@ class Graphs:
             self._transport.rest(min(left, pause))
             pause = min(1.0, 2 * pause)
 
-    def _show(self, graph: str, query: Mapping[str, str | int | None]) -> Record:
+    def _show(self, graph: str, query: Mapping[str, Any]) -> Record:
         given = {name: value for name, value in query.items() if value is not None}
         return self._transport.call("GET", _path(graph), query=given)
 

@@ -121,8 +121,9 @@ class InlineGraphs:
     def show(self, graph: str, query: Mapping[str, Any]) -> Record:
         """Return a graph, by its id or name, and a page of its nodes."""
         found = self._found(graph)
-        after, limit = int(query.get("after", -1)), int(query.get("limit", 0))
-        return found.shown([node for node in sorted(found.jobs) if node > after][:limit])
+        after, limit, states = int(query.get("after", -1)), int(query.get("limit", 0)), query.get("state")
+        nodes = [node for node in sorted(found.jobs) if node > after]
+        return found.shown([node for node in nodes if not states or str(found.jobs[node].state) in states][:limit])
 
     def ended(self, job: InlineJob) -> None:
         """Let the graph of a job that has ended go on, if it has one."""

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import unquote
 
 from leasehold.client import Client
@@ -133,7 +134,7 @@ class InlineJobs(Transport):
         method: str,
         path: str,
         *,
-        query: Mapping[str, str | int | float] | None = None,
+        query: Mapping[str, Any] | None = None,
         body: Record | bytes | None = None,
         held: float = 0.0,  # noqa: ARG002
     ) -> Record:
