@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 def move_possible(database: Database, move: Callable[..., T]) -> T:
-    """Make a move of many rows. If one of them needs another row, which somebody holds or which is wrong, try each of
-    them first, and leave those that cannot be moved. The move waits shortly for locks."""
+    """Make a move of many rows. If one of them needs another row, which somebody holds or which is wrong, make it again
+    in parts, and leave those that cannot be moved. The move waits shortly for locks."""
 
     def work(connection: Connection, *, tries: bool) -> T:
         connection.execute(SHORT_WAIT)

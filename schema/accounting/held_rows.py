@@ -19,6 +19,7 @@ from schema.postgres.failures import HINDRANCES
 from schema.postgres.statements import Statement
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 log = structlog.get_logger()
 
@@ -102,37 +103,47 @@ class Trials:
         return error
 
 
-#: The most trials of `movable`. Each that waits for a lock takes a hundredth of a second, the first a tenth. And the
-#: most rows that the log names.
-MOST_TRIALS, SHOWN = 100, 10
+#: The most parts that `move_rows` tries. Each that waits for a lock takes a hundredth of a second, the first a tenth:
+#: less than the server takes for a deadlock to find. And the most rows that the log names.
+MOST_PARTS, SHOWN = 100, 10
 
 
-def movable(connection: Connection, rows: Sequence[T], move: Callable[[Sequence[T]], object]) -> list[T]:
-    """Return those of the rows, which the caller has locked, that can be moved now, in their order.
+def move_rows(connection: Connection, rows: Sequence[T], move: Callable[[Sequence[T]], R], *, tries: bool) -> list[R]:
+    """Move these rows, which the caller has locked, all at once; return what `move` returns, or nothing without rows.
 
-    Tried and undone are both halves, then the halves of a half that could not be moved, down to single rows. So a few
-    rows that cannot be moved keep hardly any others waiting. What `MOST_TRIALS` leave untried is left out.
+    tries: some may not be movable now. If not all are, both halves are moved, then the halves of a half that could not
+    be, down to single rows; so a few rows that cannot be moved keep hardly any others waiting. What has been moved
+    stays, because rows may be movable one by one and not together. What `MOST_PARTS` leave is left out. Returns what
+    `move` returns for each part.
     """
-    trials, found, reason = Trials(connection), set[int](), ""
-    parts = deque([range(len(rows))])
-    for _ in range(MOST_TRIALS):
+    if not tries:
+        return [move(rows)] if rows else []
+    parts, moved, results = deque([range(len(rows))] if rows else []), set[int](), list[R]()
+    wait, reason = SHORT_WAIT, ""
+    for _ in range(MOST_PARTS):
         if not parts:
             break
         part = parts.popleft()
-        error = trials.hindrance(partial(move, [rows[nth] for nth in part]))
-        if error is None:
-            found.update(part)
-            continue
-        reason = type(error).__name__
-        if len(part) > 1:
-            middle = len(part) // 2
-            parts += part[:middle], part[middle:]
-    if left := [row for nth, row in enumerate(rows) if nth not in found]:
+        try:
+            with connection.savepoint():
+                connection.execute_later(wait)
+                result = move([rows[nth] for nth in part])
+        except HINDRANCES as error:
+            reason = type(error).__name__
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                wait = _BRIEF_WAIT
+            if len(part) > 1:
+                middle = len(part) // 2
+                parts += part[:middle], part[middle:]
+        else:
+            moved.update(part)
+            results.append(result)
+    if left := [row for nth, row in enumerate(rows) if nth not in moved]:
         told = {"rows": len(left), "first": left[:SHOWN], "error": reason}
         connection.on_commit(
             partial(log.warning, "rows are left that need another one, which is held or wrong", **told)
         )
-    return [rows[nth] for nth in sorted(found)]
+    return results
 
 
 def held_rows(connection: Connection) -> HeldRows:

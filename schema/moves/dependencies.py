@@ -12,11 +12,11 @@ those of children are taken only if nobody else has them: what is left is due, a
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
-from schema.accounting.held_rows import movable
+from schema.accounting.held_rows import move_rows
 from schema.graphs import UPSTREAM
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import stored_seconds
@@ -176,8 +176,7 @@ WHERE n.due AND n.outcome IS NULL ORDER BY n.job_id LIMIT :limit FOR NO KEY UPDA
 """)
 
 
-@dataclass(frozen=True)
-class UnblockResult:
+class UnblockResult(NamedTuple):
     """Nodes that were queued or cancelled, those that have got a parent which will never let them run, and those that
     are left to upkeep because somebody else has their jobs."""
 
@@ -219,13 +218,12 @@ def _tell(events: Sequence[tuple[str, int, str | None]]) -> None:
 def unblock_due(connection: Connection, limit: int, *, tries: bool = False) -> UnblockResult:
     """Do what was left to do for up to `limit` nodes.
 
-    tries: each is tried first, and left if a row that it needs is held, or wrong.
+    tries: what cannot be done now is left: a row that it needs is held, or wrong.
     """
     connection.execute(JOBS_FIRST)
     due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
-    if tries:
-        due = movable(connection, due, lambda among: unblock(connection, {}, due=among))
-    return unblock(connection, {}, due=due) if due else UnblockResult()
+    parts = move_rows(connection, due, lambda among: unblock(connection, {}, due=among), tries=tries)
+    return UnblockResult(*map(sum, zip(*parts, strict=True)))
 
 
 def count_dead_ends(connection: Connection, limit: int) -> int:

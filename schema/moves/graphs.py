@@ -10,7 +10,7 @@ import psycopg
 from leasehold.errors import BadInput, Conflict
 from leasehold.wire import escaped
 
-from schema.accounting.held_rows import movable
+from schema.accounting.held_rows import move_rows
 from schema.moves.cancel import Cancelled, cancel
 from schema.moves.submit import submitted_rows
 from schema.postgres.connection import Connection
@@ -188,12 +188,11 @@ def cancel_graph(
 def cancel_left_over(connection: Connection, limit: int, *, sync: float, actor: str, tries: bool = False) -> int:
     """Cancel up to `limit` jobs of graphs that were given up; returns how many were cancelled or asked to stop.
 
-    tries: each is tried first, and left if a row that it needs is held, or wrong.
+    tries: what cannot be cancelled now is left: a row that it needs is held, or wrong.
     """
     found = [str(row.public_id) for row in connection.execute(LEFT_OVER, {"limit": limit})]
-    if tries:
-        found = movable(connection, found, lambda among: _cancel(connection, among, sync=sync, actor=actor))
-    return _changed(_cancel(connection, found, sync=sync, actor=actor))
+    parts = move_rows(connection, found, lambda among: _cancel(connection, among, sync=sync, actor=actor), tries=tries)
+    return sum(map(_changed, parts))
 
 
 def finish_graphs(connection: Connection, limit: int) -> int:

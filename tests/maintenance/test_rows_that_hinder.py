@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from schema.accounting.held_rows import MOST_TRIALS, movable
+from schema.accounting.held_rows import MOST_PARTS, move_rows
 from schema.moves.waiting.timeouts import stop_drained
 from schema.requests import JobRequest
 from tests.support.pool import Pool, completed, states, submitted
@@ -63,6 +63,18 @@ def test_a_job_that_waited_too_long_is_given_up_beside_one_that_cannot_be(
     assert {pool.job(job).state for job in others} == {"dead"}
     pool.upkeep().run_once()
     assert states(pool, graph) == {1: "dead", 2: "queued"}
+
+
+@pytest.mark.parametrize("others", [0, 5])
+def test_jobs_are_given_up_beside_some_that_only_together_cannot_be(pool: Pool, race: Race, others: int) -> None:
+    graph = submitted(pool, {1: [], 2: [], 3: [run_on(1), run_on(2)]})
+    jobs = pool.submit(others) if others else []
+    pool.change(f"UPDATE jobs SET queue_deadline = {EARLIER} WHERE state = 'queued'")
+    assert round_of_upkeep(pool, race, "wrong") == [1]
+    assert sorted(states(pool, graph).values()) == ["blocked", "dead", "queued"]
+    assert {pool.job(job).state for job in jobs} <= {"dead"}
+    pool.upkeep().run_once()
+    assert states(pool, graph) == {1: "dead", 2: "dead", 3: "queued"}
 
 
 def test_a_node_that_is_due_is_queued_beside_one_that_cannot_be(pool: Pool, race: Race, kind: str) -> None:
@@ -148,14 +160,16 @@ def test_usage_leaves_the_window_beside_a_counter_that_is_held_however_much_it_h
     [((), ()), ((7,), (7,)), ((0, 1, 499), (0, 1, 499)), (range(500), range(500))],
     ids=["none", "one", "some", "all"],
 )
-def test_rows_that_can_be_moved_are_found_with_few_trials(pool: Pool, bad: Sequence[int], left: Sequence[int]) -> None:
+def test_rows_that_can_be_moved_are_moved_in_few_parts(pool: Pool, bad: Sequence[int], left: Sequence[int]) -> None:
     tried: list[int] = []
 
-    def move(part: Sequence[int]) -> None:
+    def move(part: Sequence[int]) -> Sequence[int]:
         tried.append(len(part))
         if not set(bad).isdisjoint(part):
             raise psycopg.DataError
+        return part
 
-    found = pool.database.run(lambda c: movable(c, range(500), move))
-    assert sorted({*range(500)} - {*found}) == [*left]
-    assert len(tried) <= MOST_TRIALS
+    parts = pool.database.run(lambda c: move_rows(c, range(500), move, tries=True))
+    moved = [row for part in parts for row in part]
+    assert sorted([*moved, *left]) == [*range(500)]
+    assert len(tried) <= MOST_PARTS

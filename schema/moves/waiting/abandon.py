@@ -5,7 +5,7 @@ A job goes on as long as another submission of it counts, as after any other can
 
 from collections.abc import Collection, Sequence
 
-from schema.accounting.held_rows import movable
+from schema.accounting.held_rows import move_rows
 from schema.moves import cancel
 from schema.moves.cancel import Cancelled
 from schema.postgres.connection import Connection
@@ -44,8 +44,8 @@ def forget(connection: Connection, submissions: Collection[str]) -> None:
 def withdraw(connection: Connection, *, most: int, sync: float, actor: str, tries: bool = False) -> list[Cancelled]:
     """Cancel submissions that nobody has watched in time, at most so many, the longest first.
 
-    sync: the bots' sync period, seconds. One that has ended, or is not kept any more, is only forgotten. tries: each is
-    tried first, and left if its job or another row that it needs is held, or wrong.
+    sync: the bots' sync period, seconds. One that has ended, or is not kept any more, is only forgotten. tries: what
+    cannot be cancelled now is left: its job or another row that it needs is held, or wrong.
     """
 
     def end(among: Sequence[str]) -> list[Cancelled]:
@@ -53,6 +53,5 @@ def withdraw(connection: Connection, *, most: int, sync: float, actor: str, trie
         return cancel.cancel(connection, among, instances=None, sync=sync, actor=actor)
 
     found = [str(row.submission) for row in connection.execute(_ABANDONED, {"most": most})]
-    if tries:
-        found = movable(connection, found, end)
-    return [each for each in end(found) if each.changed] if found else []
+    parts = move_rows(connection, found, end, tries=tries)
+    return [each for part in parts for each in part if each.changed]

@@ -1,8 +1,9 @@
 """queued -> deferred: defer, where more jobs wait than may; deferred -> queued: return_deferred."""
 
 from collections.abc import Sequence
+from itertools import chain
 
-from schema.accounting.held_rows import movable
+from schema.accounting.held_rows import move_rows
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
@@ -90,7 +91,7 @@ def defer(connection: Connection, limit: int, *, normal: int, most: int, actor: 
 def return_deferred(connection: Connection, limit: int, *, actor: str, tries: bool = False) -> list[str]:
     """Put up to `limit` of the oldest deferred jobs back where they were in the queue; returns their public ids.
 
-    tries: each is tried first, and left if a row that it needs is held, or wrong.
+    tries: what cannot be moved now is left: a row that it needs is held, or wrong.
     """
 
     def back(among: Sequence[int]) -> list[str]:
@@ -98,4 +99,4 @@ def return_deferred(connection: Connection, limit: int, *, actor: str, tries: bo
         return [str(row.public_id) for row in rows]
 
     found = [row.id for row in connection.execute(FIND_DEFERRED, {"limit": limit})]
-    return back(movable(connection, found, back) if tries else found)
+    return [*chain.from_iterable(move_rows(connection, found, back, tries=tries))]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from leasehold.states import JobState
 
-from schema.accounting.held_rows import movable
+from schema.accounting.held_rows import move_rows
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds, newest_leases
@@ -55,7 +55,8 @@ def time_out(connection: Connection, limit: int, *, actor: str, tries: bool = Fa
 def _given_up(connection: Connection, statement: Statement, ids: Sequence[int], *, actor: str, tries: bool) -> int:
     """Give up on these jobs, which are locked; returns how many.
 
-    tries: each is tried first, and left if a row that it needs is held, or wrong: that of a node that waits for it.
+    tries: what cannot be moved now is left: a row that it needs is held, or wrong, such as that of a node that waits
+    for it.
     """
 
     def give_up(among: Sequence[int]) -> int:
@@ -64,8 +65,7 @@ def _given_up(connection: Connection, statement: Statement, ids: Sequence[int], 
             unblock(connection, {row.id: JobState.DEAD.value for row in rows})
         return len(rows)
 
-    among = movable(connection, ids, give_up) if tries else ids
-    return give_up(among) if among else 0
+    return sum(move_rows(connection, ids, give_up, tries=tries))
 
 
 # queued -> dead: what has waited longer than the ceiling of its queue age, whenever it was submitted.
