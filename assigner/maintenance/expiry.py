@@ -14,7 +14,7 @@ from schema.accounting.held_rows import SHORT_WAIT
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.sessions import expire, first_expired, first_expiry, follow_clock, held_jobs
-from schema.moves.waiting.backoff import wake_queues_after
+from schema.moves.waiting.backoff import wake_all_queues
 from schema.postgres import notify
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -24,8 +24,8 @@ from schema.timing import Timing
 
 T = TypeVar("T")
 
-#: The seconds, and the lives of a session, by more than which a clock was set back on purpose: smaller steps pass by
-#: themselves, and by their size nobody could tell a session that was renewed after the step.
+#: The seconds, and the lives of a session, by more than which a clock was set back on purpose. Smaller steps pass by
+#: themselves. No session that was renewed after the step ends in so many seconds.
 SET_BACK, SESSIONS = 300.0, 10
 #: The most sessions that one transaction closes.
 LIMIT = 500
@@ -61,8 +61,8 @@ class Expiry:
 
         def look(connection: Connection) -> float | None:
             tick = drains.tick(connection, self._ticks[0], gap=ttl / 2, grace=ttl)
-            if tick.back > max(SET_BACK, SESSIONS * ttl):
-                _follow_clock(connection, tick)
+            if tick.back > (longest := max(SET_BACK, SESSIONS * ttl)):
+                _follow_clock(connection, back=tick.back, longest=longest)
             return None if tick.in_grace or began < self._first_expiry else first_expiry(connection)
 
         try:
@@ -136,11 +136,12 @@ class Expiry:
         return True
 
 
-def _follow_clock(connection: Connection, tick: drains.Tick) -> None:
+def _follow_clock(connection: Connection, *, back: float, longest: float) -> None:
     """The clock of the database was set back. What was to end by it would end that much later: sessions of bots that
-    are lost meanwhile, rests of queues, and the wait for the next token of a rate."""
-    follow_clock(connection, before=tick.before, back=tick.back)
-    wake_queues_after(connection, tick.before)
+    are lost meanwhile, rests of queues, and the wait for the next token of a rate. What was over by the old clock may
+    be ahead of the new one too: a queue keeps the time of its last rest until a job of it starts."""
+    follow_clock(connection, back=back, longest=longest)
+    wake_all_queues(connection)
     rates.follow_clock(connection)
     notify.wake(connection, "jobs")
-    connection.on_commit(partial(log.warning, "the clock of the database was set back", seconds=round(tick.back)))
+    connection.on_commit(partial(log.warning, "the clock of the database was set back", seconds=round(back)))

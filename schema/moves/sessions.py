@@ -206,7 +206,7 @@ RETURNING b.id, b.epoch
 # What others have locked they are about to write by the new clock.
 FOLLOW_CLOCK = Statement("""
 WITH ahead AS MATERIALIZED (
-    SELECT id FROM bots WHERE status <> 'gone' AND expires_at > CAST(:before AS timestamptz)
+    SELECT id FROM bots WHERE status <> 'gone' AND expires_at > now() + make_interval(secs => :longest)
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE bots SET expires_at = expires_at - make_interval(secs => :back) WHERE id = ANY (ARRAY(SELECT id FROM ahead))
@@ -484,10 +484,10 @@ def first_expired(connection: Connection, *, after: int) -> list[int]:
     return [*connection.execute(FIRST_EXPIRED, {"after": after}).scalars()]
 
 
-def follow_clock(connection: Connection, *, before: datetime, back: float) -> None:
-    """The clock was set back by at least `back` seconds, to before `before`, at which sessions were open: let these end
-    so much earlier. `back` must be more than any session lasts, so that none is meant that was renewed since."""
-    connection.execute(FOLLOW_CLOCK, {"before": before, "back": back})
+def follow_clock(connection: Connection, *, back: float, longest: float) -> None:
+    """The clock was set back by at least `back` seconds: let the sessions that were renewed before end so much earlier.
+    These are all that would end in more than `longest` seconds, which must be more than any session lasts."""
+    connection.execute(FOLLOW_CLOCK, {"back": back, "longest": longest})
 
 
 def held_jobs(connection: Connection, *, bot_id: int) -> list[int]:

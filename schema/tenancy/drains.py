@@ -182,15 +182,14 @@ UPDATE ticks t SET at = n.now, grace_until = CASE
     ELSE least(t.grace_until, n.now + make_interval(secs => :grace)) END
 FROM (SELECT clock_timestamp() AS now, at AS before FROM ticks WHERE name = :name) n
 WHERE t.name = :name
-RETURNING t.grace_until > t.at AS in_grace, n.before, extract(epoch FROM n.before - n.now)::double precision AS back
+RETURNING t.grace_until > t.at AS in_grace, extract(epoch FROM n.before - n.now)::double precision AS back
 """)
 
 
 class Tick(NamedTuple):
-    """in_grace: no session may expire now. before: the last tick. back: seconds by which the clock is behind it."""
+    """in_grace: no session may expire now. back: seconds by which the clock is behind the last tick."""
 
     in_grace: bool
-    before: datetime
     back: float
 
 

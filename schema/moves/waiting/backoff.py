@@ -6,7 +6,6 @@ The state of the jobs stays `queued`, so these moves write no event.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from schema.fleet.candidates import ROOMY_FOR_ALL, able_bots
 from schema.postgres.connection import Connection
@@ -41,9 +40,9 @@ WITH found AS MATERIALIZED (
 )
 {_WAKE}
 """)
-WAKE_AFTER = Statement(f"""
+WAKE_ALL = Statement(f"""
 WITH found AS MATERIALIZED (
-    SELECT id FROM queues WHERE schedule_after > CAST(:after AS timestamptz) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM queues WHERE schedule_after > now() ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 {_WAKE}
 """)
@@ -144,9 +143,9 @@ def wake_queues(connection: Connection, queues: Collection[int]) -> int:
     return len(connection.execute(WAKE, {"ids": list(queues)}).all()) if queues else 0
 
 
-def wake_queues_after(connection: Connection, after: datetime) -> None:
-    """Wake the queues that would rest until after this time."""
-    connection.execute(WAKE_AFTER, {"after": after})
+def wake_all_queues(connection: Connection) -> None:
+    """Wake all queues that rest."""
+    connection.execute(WAKE_ALL)
 
 
 def wake_queues_for_bots(connection: Connection, free_units: Mapping[int, int]) -> None:
