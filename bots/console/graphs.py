@@ -8,15 +8,17 @@ from leasehold.client import Client
 from leasehold.errors import LeaseholdError
 from leasehold.graphs import GraphState
 
-from bots.console.graph_drawing import Drawing, name_of
+from bots.console.graph_drawing import MAX_DRAWN, Drawing, name_of
 from bots.console.parts import Cell, Facts, Line, Table, node
 from bots.console.view import SLOW, View
 from bots.console.words import ago, state, text
 
 Record = Mapping[str, Any]
 
-#: Graphs on one page, and nodes on the page of a graph.
-PAGE, NODES = 50, 500
+#: Graphs on one page, and nodes on the page of a graph that is too large to be drawn.
+PAGE, PART = 50, 200
+#: States of nodes that have ended badly.
+BAD = ("failed", "dead", "cancelled")
 EMPTY = "There is no graph. leasehold graph submit FILE makes one."
 STATES = ("blocked", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead")
 
@@ -93,20 +95,16 @@ def show_graph(view: View, id: str) -> None:
     node("h2", "The graph")
     facts = Facts()
 
-    def read(client: Client) -> Record:
-        return client.graphs.show(id, nodes=NODES)
-
     async def refresh() -> None:
-        graph = await view.ask(read)
+        graph = await view.ask(lambda client: _with_nodes(client, id))
         view.heading.text = text(graph["name"])
         lead.show([state(graph["state"]), Cell(graph["instance"]), ago(graph["created_at"])])
         again.set_visibility(bool(graph["failed"] + graph["cancelled"] + graph["dead"]))
         stop.set_visibility(graph["finished_at"] is None)
         whole = len(graph["page"]) == graph["nodes"]
         drawing.show(graph["page"], whole=whole)
-        more.text = (
-            "" if whole else f"The first {NODES} by number; leasehold graph show tells all, also by their state."
-        )
+        told = f"{PART} of {graph['nodes']} nodes, those that ended badly first. leasehold graph show tells of all."
+        more.text = "" if whole else told
         known = {name: graph[name] for name in ("name", "id", "instance", "priority", "nodes", "edges", *STATES)}
         known |= {"can never run": graph["blocked_forever"]}
         cells = {"state": Cell(graph["state"]), "submitted": ago(graph["created_at"])}
@@ -116,6 +114,17 @@ def show_graph(view: View, id: str) -> None:
         nodes.show([(str(one["node"]), node_cells(one)) for one in graph["page"]])
 
     view.live(refresh, seconds=SLOW)
+
+
+def _with_nodes(client: Client, id: str) -> Record:
+    """Return a graph with all of its nodes if it can be drawn, else with a part, which begins with those that ended
+    badly."""
+    graph = client.graphs.show(id, nodes=MAX_DRAWN)
+    if len(graph["page"]) == graph["nodes"]:
+        return graph
+    bad = client.graphs.show(graph["id"], nodes=PART, state=BAD)["page"]
+    known = {one["node"] for one in bad}
+    return graph | {"page": [*bad, *(one for one in graph["page"] if one["node"] not in known)][:PART]}
 
 
 def node_cells(one: Record) -> list[Cell]:

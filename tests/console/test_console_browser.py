@@ -76,6 +76,17 @@ def test_a_submitter_sees_its_own_instance_only(person: Person, shown: Console, 
     assert not person.page.is_visible("text=Cancel the graph")
 
 
+def test_of_a_graph_that_is_too_large_to_be_drawn_bad_nodes_come_first(person: Person, shown: Console) -> None:
+    nodes = [{"node": number, "command": ["true"]} for number in range(405)]
+    with shown.served.client(shown.ours) as http:
+        made = http.post("/v1/graphs", json={"name": "large", "nodes": nodes}).json()
+        http.post("/v1/jobs/cancel", json={"ids": [made["nodes"][404]["id"]]})
+    person.log_in(shown.ours, "/graphs/large")
+    assert person.sees("200 of 405 nodes, those that ended badly first. leasehold graph show tells of all.")
+    rows = person.page.locator("tbody tr")
+    assert [rows.nth(place).locator("td").nth(0).inner_text() for place in (0, 1, 199)] == ["404", "0", "198"]
+
+
 def test_the_filter_is_in_the_url_and_a_page_follows_the_other(person: Person, shown: Console) -> None:
     with shown.served.client(shown.ours) as http:
         submitted(http, *({"command": ["true"], "label": "many"} for _ in range(51)))
