@@ -259,15 +259,17 @@ class PriorityAgeAssigner:
 
         A bot that came or became free during that transaction found no queue at rest that it could wake. Others are
         told, because one that picks at this moment has not seen that the queues wait, and may keep this one from it.
+        Where bots are of very many kinds the look takes long; it is made seldom then, and the queues are kept for it.
         """
-        rested, now = self._memory.rested, self._now()
-        if not rested:
+        memory, now = self._memory, self._now()
+        if not (memory.rested and memory.look_again.try_begin()):
             return 0
-        newest = [*rested.items()][-LOOK_AGAIN_AT:]
+        newest = [*memory.rested.items()][-LOOK_AGAIN_AT:]
         woken = wake_served(connection, [queue for queue, _ in newest])
+        memory.look_again.finished(self._now() - now)
         if woken:
             wake(connection, "jobs")
-        self._memory.rested = {queue: at for queue, at in newest if now - at < LOOK_AGAIN_SECONDS}
+        memory.rested = {queue: at for queue, at in newest if now - at < LOOK_AGAIN_SECONDS}
         return woken
 
     def _pending_work(self, connection: Connection) -> PendingWork:

@@ -44,8 +44,9 @@ class Memory:
     quiet_look: Throttle = field(init=False)
     #: When queues that no bot can serve were last looked for.
     unserved: Throttle = field(init=False)
-    #: Queues that it has put to rest lately, with the time.
+    #: Queues that it has put to rest lately, with the time; and when they were last looked at again.
     rested: dict[int, float] = field(default_factory=dict)
+    look_again: Throttle = field(init=False)
     #: When the assigner may evict again for plain jobs, and for constrained ones.
     reclaim_due: float = field(init=False)
     admitted_reclaim_due: float = field(init=False)
@@ -63,4 +64,4 @@ class Memory:
         """Forget what an undone transaction saw of its own writes, and the turns that it gave to bots."""
         self.rotation.undo()
         self.head_cursor, self.constrained_cursor = HeadCursor(self.now), HeadCursor(self.now)
-        self.unserved = Throttle(self.now)
+        self.unserved, self.look_again = Throttle(self.now), Throttle(self.now)
