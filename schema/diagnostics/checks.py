@@ -59,6 +59,12 @@ def printable_name(name: object) -> str:
     return escaped(str(name), MAX_NAME_SHOWN)
 
 
+def printable_session(pid: int | None, name: str, owner: str | None, state: str | None) -> str:
+    """A session for printing. owner: None of a process of the server. state: None if this role may not see it."""
+    told = [printable_name(name) or "unnamed", owner and f"user {printable_name(owner)}", state]
+    return f"session {pid} ({', '.join(each for each in told if each)})"
+
+
 def quoted(text: str) -> str:
     """The text as an SQL literal, for the statements of a remedy."""
     return "'" + printable_name(text).replace("'", "''") + "'"
@@ -447,8 +453,7 @@ def describe_holder(holder: SnapshotHolder) -> str:
         age = f"{duration(holder.seconds)}, {age}"
     match holder.kind:
         case "session":
-            name, owner = printable_name(holder.name) or "unnamed", printable_name(holder.owner)
-            who = f"session {holder.pid} ({name}, user {owner}, {holder.state})"
+            who = printable_session(holder.pid, holder.name, holder.owner, holder.state)
         case "prepared":
             who = f"prepared transaction {quoted(holder.name)} of user {printable_name(holder.owner)}"
         case "slot":

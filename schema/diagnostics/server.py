@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schema import sql
-from schema.diagnostics.checks import NAMED, Check, Verdict, gravest, printable_name
+from schema.diagnostics.checks import NAMED, Check, Verdict, gravest, printable_name, printable_session
 from schema.postgres.connection import Connection
 from schema.postgres.engine import SEARCH_PATH
 from schema.postgres.statements import Statement
@@ -110,9 +110,9 @@ def _describe_lock_holder(holder: LockHolder) -> str:
     waits = f"{plural(holder.waiting, 'session')} {'waits' if holder.waiting == 1 else 'wait'} for a lock of "
     if holder.pid == 0:
         return f"{waits}a prepared transaction"
-    name, owner = printable_name(holder.name) or "unnamed", printable_name(holder.owner)
+    who = printable_session(holder.pid, holder.name, holder.owner, holder.state)
     since = "of unknown age" if holder.seconds is None else f"open for {duration(holder.seconds)}"
-    return f"{waits}session {holder.pid} ({name}, user {owner}, {holder.state}), whose transaction is {since}"
+    return f"{waits}{who}, whose transaction is {since}"
 
 
 def _end_of_lock_holder(holder: LockHolder) -> str:

@@ -214,6 +214,25 @@ def test_the_session_for_whose_lock_others_wait_is_named_and_can_be_ended(
             each.result()
 
 
+@pytest.mark.parametrize(
+    ("holder", "found"),
+    [
+        (
+            server.LockHolder(7, "psql", "ann", None, None, 2),
+            "2 sessions wait for a lock of session 7 (psql, user ann), whose transaction is of unknown age",
+        ),
+        (
+            server.LockHolder(8, "", None, "active", 9.0, 1),
+            "1 session waits for a lock of session 8 (unnamed, active), whose transaction is open for 9.0 s",
+        ),
+    ],
+    ids=["of a role that this one may not see", "of a process of the server"],
+)
+def test_of_who_holds_a_lock_nothing_is_told_that_is_not_known(holder: server.LockHolder, found: str) -> None:
+    assert (judged := server.judge_locks([holder])).found == found
+    assert judged.verdict is Verdict.WARNING
+
+
 def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 0.0)
     monkeypatch.setattr(doctor_checks, "MANY_DEAD", 20)
