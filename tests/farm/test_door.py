@@ -576,9 +576,11 @@ def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_i
 
 
 @pytest.mark.conflicts
-def test_an_action_whose_job_is_held_keeps_no_other_from_being_withdrawn(pool: Pool, race: Race) -> None:
+def test_an_action_whose_job_is_held_keeps_no_other_from_being_withdrawn_nor_a_look_waiting(
+    pool: Pool, race: Race
+) -> None:
     held, other = pool.submit(2)
-    settings = DatabaseSettings(lock_timeout=0.05)
+    settings = DatabaseSettings(lock_timeout=60.0, statement_timeout=60.0)
 
     def withdrawn() -> list[str]:
         watches._withdraws_from = 0.0

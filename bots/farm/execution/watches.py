@@ -16,6 +16,7 @@ import structlog
 
 from bots.gateway.workers import WorkerPool
 from schema import clock
+from schema.accounting.held_rows import SHORT_WAIT
 from schema.moves.cancel import Cancelled
 from schema.moves.waiting import abandon
 from schema.postgres.connection import Connection
@@ -93,6 +94,7 @@ class Watches:
                 abandon.forget(connection, ended)
             if not withdraws:
                 return []
+            connection.execute_later(SHORT_WAIT)
             return abandon.withdraw(connection, most=MOST, sync=self._sync, actor=ACTOR, tries=tries)
 
         try:
