@@ -103,8 +103,8 @@ class Trials:
         return error
 
 
-#: The most parts that `move_rows` tries. Each that waits for a lock takes a hundredth of a second, the first a tenth:
-#: less than the server takes for a deadlock to find. And the most rows that the log names.
+#: The most parts that `move_rows` tries. One that waits for a lock gives up after a hundredth of a second, the first
+#: after a tenth, so that none waits in a deadlock. And the most rows that the log names.
 MOST_PARTS, SHOWN = 100, 10
 
 
