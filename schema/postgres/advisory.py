@@ -68,6 +68,7 @@ def try_block_new_sessions(connection: Connection) -> bool:
     """Keep sessions from opening until this transaction ends, unless one is opening right now: then False.
 
     What is concluded from the absence of a bot needs this, or it could be written after the bot has looked for it.
+    Rests of queues do not, for their assigner looks for such bots afterwards.
     """
     alone: bool = connection.execute(TRY_BLOCK_NEW_SESSIONS).scalar_one()
     return alone
