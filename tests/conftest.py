@@ -36,6 +36,10 @@ from tests.support.race import Race
 from tests.support.servers import MEMORY, Databases, Served, in_memory, opened, serving, serving_in_memory
 from tests.support.tenancy import Tenancy
 
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # A suite under `nohup` goes on when its terminal closes, and the processes that it starts do not ignore that.
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
 
 @pytest.fixture(autouse=True)
 def log_configuration() -> Iterator[None]:

@@ -410,7 +410,7 @@ def graph(connection: Connection, row_id: int) -> dict[str, Any]:
     return found | {"first_failed": first and dict(first)}
 
 
-def nodes(connection: Connection, row_id: int, *, states: Sequence[str], after: int, limit: int) -> Rows:
+def nodes(connection: Connection, row_id: int, *, states: Sequence[str] = (), after: int, limit: int) -> Rows:
     """One page of a graph's nodes by number, from the first after `after`. states: only nodes in one of these; none
     given: all."""
     where = {"graph": row_id, "states": list(states) or None, "after": after, "limit": limit}

@@ -14,13 +14,12 @@ from leasehold.graphs import GraphState
 from leasehold.states import JobState
 from pydantic import ValidationError
 
-from bots.cli import options as option_helpers
 from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
 from bots.cli.watching import shown, watch_option
-from schema import readable, validation
+from schema import fields, readable, validation
 from schema.readable import FAILED, LAST, Column, Group, plural, table, tell
 from schema.requests import GraphRequest
 
@@ -258,7 +257,7 @@ def _wrong(document: dict[str, Any], place: Sequence[int | str], said: str, *, f
         field += f" (node {node})" if isinstance(node, int) else ""
     if said == "Field required":
         said = "is missing: each node has a number of its own" if place[-1] == "node" else "is missing"
-    return BadInput(f"{file}: {field}", option_helpers.reason_in_file(place, said))
+    return BadInput(f"{file}: {field}", fields.plain(said))
 
 
 def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:

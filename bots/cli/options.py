@@ -113,13 +113,7 @@ def read_text(source: IO[bytes]) -> str:
 
 
 def _reason(error: ErrorDetails) -> str:
-    return "is missing" if error["type"] == "missing" else reason_in_file(error["loc"], error["msg"])
-
-
-def reason_in_file(place: Sequence[int | str], said: str) -> str:
-    """Return what is wrong with a field of a file, in plain words; of a command that is no list, with an example."""
-    hint = ', such as ["make", "test"]' if place[-1] == COMMAND and said == "Input should be a valid list" else ""
-    return plain(said) + hint
+    return "is missing" if error["type"] == "missing" else plain(error["msg"])
 
 
 # Options of `submit`, derived from the fields of JobRequest

@@ -44,7 +44,7 @@ def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest
         ('{"command": ["a"], "timeout_seconds": NaN}', "holds NaN"),
         ('{"command": ["a"], "command": ["b"]}', "repeats the key 'command'"),
         ('{"command": ["\\u0000"]}', "NUL"),
-        ('{"command": "make test"}', 'command: input should be a valid list, such as ["make", "test"]'),
+        ('{"command": "make test"}', "command: input should be a valid list"),
         ('{"command": ["a"], "label": "\\ud800"}', "holds a lone surrogate: no UTF-8 text has one"),
         ('{"comand": ["a"], "command": ["a"]}', "comand: there is no such field; did you mean 'command'?"),
     ],
