@@ -68,7 +68,7 @@ class SharedCharges:
 class Charges:
     """What each job of a queue takes.
 
-    shared: what it takes beside its keys. keys: the counters of its keys, of each of which it takes 1. tokens: as of
+    shared: what it takes beside its keys. keys: the counters of its keys; a job takes 1 of each. tokens: as of
     `SharedCharges`, for its keys. numbers: the slots that its jobs themselves give the locks that they take.
     amounts: what a job takes of all these counters, by its estimate.
     """

@@ -25,7 +25,7 @@ from schema.timing import Timing
 T = TypeVar("T")
 
 #: The seconds, and the lives of a session, by more than which a clock was set back on purpose. Smaller steps pass by
-#: themselves. No session that was renewed after the step ends in so many seconds.
+#: themselves. A session that was renewed after the step ends sooner than that.
 SET_BACK, SESSIONS = 300.0, 10
 #: The most sessions that one transaction closes.
 LIMIT = 500

@@ -1,8 +1,8 @@
 """Rows of quotas, counters and rates that somebody holds: what depends on them is left, and everything else goes on.
 
 A grant takes of these rows as its last act. A transaction that somebody has left open on one of them, such as a change
-by hand, would make every grant fail that has one job among its jobs that needs the row. The same holds for a move of
-many jobs, of which one needs a row that somebody holds, or that is wrong.
+by hand, would make every grant fail that has one job among its jobs that needs the row. In the same way one job that
+needs a held or wrong row would make a move of many jobs fail.
 """
 
 from collections import deque

@@ -35,7 +35,7 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     WHERE backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
     ORDER BY xact_start LIMIT 1) a ON true
 """)
-# Whoever waits is no cause, but stands in the line behind one. Of a prepared transaction the server tells 0.
+# A session that waits itself is not the cause. Of a prepared transaction the server tells the process id 0.
 _LOCKS = Statement("""
 WITH RECURSIVE waiting AS MATERIALIZED (
     SELECT w.pid, holder FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) holder

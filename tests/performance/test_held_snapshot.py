@@ -205,4 +205,4 @@ def test_an_idle_assigner_seldom_steps_over_what_a_held_snapshot_keeps(pool: Poo
                 assigner._database = inside.database
                 assigner.run_once()
             whole += sum(plan.buffers > 50 and "rest_seconds" in plan.query for plan in watch.plans)
-    assert 1 <= whole <= cycles / 2, f"of {cycles} cycles so many have stepped over all"
+    assert 1 <= whole <= cycles / 2, f"{whole} of {cycles} cycles have stepped over all"

@@ -1,4 +1,4 @@
-"""Leases that cannot end: somebody holds a row, or a row is wrong. What do calls pay for that, and who is told?"""
+"""Leases that cannot end, because a row is held or wrong: what calls pay for that, and who is told."""
 
 import json
 import threading
