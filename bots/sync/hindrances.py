@@ -1,8 +1,8 @@
 """Leases that cannot begin or end as their bot reports, because somebody holds a row or one is wrong: they are put off.
 
-Such a lease is tried alone before the calls are settled, and the trial is undone. If it fails, the report of this lease
-is left out. The bot reports it again, and then only this lease is tried: the other calls of its batch pay for no more
-than a short wait.
+Before the calls are settled such leases are tried one after the other, and at last all trials are undone. If one fails,
+the report of its lease is left out. The bot reports it again, and then only this lease is tried: the other calls of its
+batch pay for no more than a short wait.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class ReportTrials:
     everything: bool
 
     def possible(self, sync_call: SyncCall, moves: Sequence[M], move: Callable[[M], object]) -> list[M]:
-        """Return those of the starts or ends of a call that can be applied. Each is tried alone, and undone."""
+        """Return those of the starts or ends of a call that can be applied. The caller undoes what was tried."""
         leases = {lease.job_id: lease for lease in (*sync_call.held, *sync_call.of_older_sessions)}
         found = list[M]()
         for each in moves:

@@ -230,7 +230,10 @@ class SyncService:
                 replies[nth] = refusal
         settled = self._compared(connection, settled, replies)
         if tries_all or self._hindrances.leases:
-            self._put_off(connection, settled, ReportTrials(Trials(connection), self._hindrances, everything=tries_all))
+            with connection.savepoint() as tried:
+                trials = ReportTrials(Trials(connection), self._hindrances, everything=tries_all)
+                self._put_off(connection, settled, trials)
+                tried.rollback()
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, replies, returned)

@@ -30,7 +30,6 @@ Quota = tuple[int, int | str]
 SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
 #: How long a move waits that was hindered before, or after another one has waited in vain in the same transaction.
 _BRIEF_WAIT = Statement("SELECT set_config('lock_timeout', '10ms', true)")
-_NOTHING = Statement("SELECT")
 _QUOTAS = Statement("""
 WITH free AS MATERIALIZED (SELECT cohort, instance FROM quotas FOR NO KEY UPDATE SKIP LOCKED)
 SELECT DISTINCT instance FROM quotas q
@@ -57,27 +56,12 @@ class HeldRows:
     names: frozenset[str]
 
 
-def hindrance(connection: Connection, move: Callable[[], object], *, briefly: bool) -> psycopg.Error | None:
-    """Return why the move cannot be made now, None if it can: it is made, and undone.
-
-    briefly: wait for a lock for a hundredth of a second, not for a tenth.
-    """
-    try:
-        with connection.savepoint() as trial:
-            connection.execute_later(_BRIEF_WAIT if briefly else SHORT_WAIT)
-            move()
-            connection.execute(_NOTHING)  # and what waits to be sent with the next statement
-            trial.rollback()
-    except HINDRANCES as error:
-        return error
-    return None
-
-
 @dataclass
 class Trials:
-    """The trials of one transaction. held: the quotas that could not be had. has_waited: a lock could not be had.
+    """Moves of one transaction that somebody who holds a row, or a wrong row, may hinder.
 
-    A quota is given by its cohort and instance; callers choose whether by id or by name.
+    held: the quotas that could not be had. has_waited: a lock could not be had. A quota is given by its cohort and
+    instance; callers choose whether by id or by name.
     """
 
     connection: Connection
@@ -87,20 +71,29 @@ class Trials:
     def hindrance(
         self, move: Callable[[], object], *, quota: Quota | None = None, briefly: bool = False
     ) -> psycopg.Error | None:
-        """Return why the move cannot be made now, as `hindrance` does. quota: the only one that the move needs.
+        """Make a move if it can be made now. Return what hinders it, None if it is made.
 
+        A move that is made stays made, so that the next one is judged after it: moves that can be made one by one may
+        not be possible together. Who only wants to know makes them in a savepoint, and undoes it.
+
+        quota: the only one that the move needs. briefly: wait for a lock for a hundredth of a second, not for a tenth.
         Who has waited in vain once waits briefly from then on, and not at all for a quota that could not be had.
         """
         if quota in self.held:
             return psycopg.errors.LockNotAvailable()
-        error = hindrance(self.connection, move, briefly=briefly or self.has_waited)
-        if isinstance(error, psycopg.errors.LockNotAvailable):
-            self.has_waited = True
-            # The first line of the context names the table of the row that is held, in any language. A row of
-            # another table belongs to one lease or to few, so that others of the instance may end.
-            if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
-                self.held.add(quota)
-        return error
+        try:
+            with self.connection.savepoint():
+                self.connection.execute_later(_BRIEF_WAIT if briefly or self.has_waited else SHORT_WAIT)
+                move()
+        except HINDRANCES as error:
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                self.has_waited = True
+                # The first line of the context names the table of the row that is held, in any language. A row of
+                # another table belongs to one lease or to few, so that others of the instance may end.
+                if quota is not None and "quotas" in (error.diag.context or "").partition("\n")[0]:
+                    self.held.add(quota)
+            return error
+        return None
 
 
 #: The most parts that `move_rows` tries. One that waits for a lock gives up after a hundredth of a second, the first

@@ -291,11 +291,10 @@ def open_sessions(
     its resources are recorded. A bot is given no job before its first sync, which also wakes the queues that it could
     serve. Returns the sessions in the order of the openings.
 
-    tries: the ends of the leases are tried first. One that cannot end now, as somebody holds a row or one is wrong,
-        stays as it is, with the epoch of the older session: a sync of the new session ends it, or the end of that
-        session. It then ends as lost, even if its bot was only cut off, because nothing tells that any more. What it
-        has taken of the bot's resources stays in use. What was charged to jobs of a bot stays so if it cannot be taken
-        back.
+    tries: a lease that cannot end now, as somebody holds a row or one is wrong, stays as it is, with the epoch of the
+        older session: a sync of the new session ends it, or the end of that session. It then ends as lost, even if its
+        bot was only cut off, because nothing tells that any more. What it has taken of the bot's resources stays in
+        use. What was charged to jobs of a bot stays so if it cannot be taken back.
     """
     advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
@@ -359,7 +358,7 @@ def _superseded(bot: Row, opening: SessionOpening) -> _SessionEnd:
 def _forgive(connection: Connection, openings: Sequence[tuple[int, SessionOpening]], trials: Trials | None) -> None:
     """Take back what the expiry of sessions has charged, of bots that were only cut off.
 
-    trials: try it first, and leave the charges of each bot whose cannot be taken back now. None = it has to be.
+    trials: the charges of a bot are left if they cannot be taken back now. None = all have to be.
     """
 
     def take_back(chosen: Sequence[tuple[int, SessionOpening]]) -> None:
@@ -373,10 +372,12 @@ def _forgive(connection: Connection, openings: Sequence[tuple[int, SessionOpenin
         )
 
     cut_off = [(bot_id, each) for bot_id, each in openings if each.dead is not None and each.cut_off]
-    if trials is not None and cut_off and trials.hindrance(partial(take_back, cut_off)) is not None:
-        cut_off = [each for each in cut_off if trials.hindrance(partial(take_back, [each])) is None]
-    if cut_off:
-        take_back(cut_off)
+    if trials is None:
+        if cut_off:
+            take_back(cut_off)
+    elif cut_off and trials.hindrance(partial(take_back, cut_off)) is not None:
+        for each in cut_off:
+            trials.hindrance(partial(take_back, [each]))
 
 
 def _kind_key(opening: SessionOpening) -> tuple[str, str]:
@@ -555,7 +556,7 @@ def _end_all(
 ) -> list[EndedAttempt]:
     """End the leases of bots, given by bot id; `only` that of this job, None = all.
 
-    trials: try the ends first, and leave those that cannot be made now. None = all have to be.
+    trials: leases that cannot be ended now are left. None = all have to be.
     """
     if not ends:
         return []
@@ -571,36 +572,37 @@ def _end_all(
         return end(connection, chosen, actor=[ends[one.bot_id].actor for one in chosen], hold_until=held_until)
 
     endings = limit_spared(connection, endings)
-    if trials is not None:
-        quotas = {row.job_id: (row.cohort, row.instance) for row in held}
-        endings = _possible(trials, endings, quotas, ended)
-    return ended(endings)
+    if trials is None:
+        return ended(endings)
+    return _ended_if_possible(trials, endings, {row.job_id: (row.cohort, row.instance) for row in held}, ended)
 
 
-def _possible(
+def _ended_if_possible(
     trials: Trials,
     endings: Sequence[AttemptEnd],
     quotas: Mapping[int, Quota],
-    ended: Callable[[Sequence[AttemptEnd]], object],
-) -> list[AttemptEnd]:
-    """Return those of the ends that can be made now. quotas: those that they need, by job.
+    end_all: Callable[[Sequence[AttemptEnd]], Sequence[EndedAttempt]],
+) -> list[EndedAttempt]:
+    """Make those of the ends that can be made now: all of a bot together, and each alone only if that fails.
 
-    All of a bot are tried together, and each of them alone only if that fails. What was tried is undone.
+    quotas: those that they need, by job.
     """
-    found, by_bot = list[AttemptEnd](), dict[int, list[AttemptEnd]]()
+    found, by_bot = list[EndedAttempt](), dict[int, list[AttemptEnd]]()
     for ending in endings:
         by_bot.setdefault(ending.bot_id, []).append(ending)
+
+    def hindrance(chosen: Sequence[AttemptEnd]) -> Exception | None:
+        needed, ended = {quotas[each.job_id] for each in chosen}, list[EndedAttempt]()
+        quota = needed.pop() if len(needed) == 1 else None
+        error = trials.hindrance(lambda: ended.extend(end_all(chosen)), quota=quota)
+        found.extend(ended if error is None else ())
+        return error
+
     for of_bot in by_bot.values():
         own = [ending for ending in of_bot if quotas[ending.job_id] not in trials.held]
-        if not own:
-            continue
-        needed = {quotas[ending.job_id] for ending in own}
-        if trials.hindrance(partial(ended, own), quota=needed.pop() if len(needed) == 1 else None) is None:
-            found += own
-        elif len(own) > 1:
-            found += [
-                each for each in own if trials.hindrance(partial(ended, [each]), quota=quotas[each.job_id]) is None
-            ]
+        if own and hindrance(own) is not None and len(own) > 1:
+            for each in own:
+                hindrance([each])
     return found
 
 

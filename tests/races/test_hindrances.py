@@ -14,7 +14,7 @@ from bots.sync.fetch import FetchSettings
 from bots.sync.hindrances import CAREFUL, HELD
 from bots.sync.settle import SyncService
 from schema.postgres.engine import Database, DatabaseSettings
-from tests.support.pool import Pool, completed, submitted
+from tests.support.pool import Pool, completed, states, submitted
 from tests.support.race import Race
 from tests.support.sync import new_calls
 from tests.support.tenancy import Tenancy
@@ -69,6 +69,19 @@ def test_a_lease_that_is_put_off_is_told_once_with_its_job_and_hinders_no_other_
     assert logs == [{**told, "event": PUT_OFF, "log_level": "warning"}] * 2, "and nothing of waits for locks"
     pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
     assert gateway.settle(bot.message(completed(work))) == [[]]
+
+
+def test_leases_that_only_together_cannot_end_are_not_all_put_off(pool: Pool, gateway: Gateway) -> None:
+    both = submitted(pool, {1: [], 2: [], 3: [{"node": n, "on_failure": "run"} for n in (1, 2)]})
+    bot = pool.bot("bot-1", capacity=2)
+    works = pool.given(bot)
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    reports = [completed(work) for work in works]
+    assert gateway.settle(bot.message(*reports)) == [[both.jobs[2]]], "the first one has ended"
+    assert gateway.settle(bot.message(reports[1])) == [[both.jobs[2]]]
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    assert gateway.settle(bot.message(reports[1])) == [[]]
+    assert states(pool, both) == {1: "succeeded", 2: "succeeded", 3: "queued"}
 
 
 def test_a_held_quota_costs_one_wait_in_a_second_however_many_leases_need_it(

@@ -10,7 +10,7 @@ from bots.protocol import OpenSession
 from bots.sync.sessions import digest, open_sessions
 from schema.diagnostics.invariants import LEASES_OF_LIVE_SESSIONS, verify
 from schema.postgres.engine import Database, DatabaseSettings
-from tests.support.pool import Bot, Pool, active, completed, submitted
+from tests.support.pool import Bot, Pool, active, completed, states, submitted
 from tests.support.race import Race, expire
 from tests.support.tenancy import Tenancy
 
@@ -165,6 +165,22 @@ def test_a_held_job_of_one_bot_that_was_cut_off_costs_no_other_bot_its_forgivene
         stranger.connection.execute_sql(LOCK_JOB)
         open_sessions(impatient.database, openings, timing=pool.timing)
     assert [pool.job(job).kills for job in jobs] == [1, 0]
+
+
+def test_bots_come_back_with_leases_that_only_together_cannot_end(pool: Pool) -> None:
+    graph = submitted(pool, {1: [], 2: [], 3: [{"node": n, "on_failure": "run"} for n in (1, 2)]})
+    pool.change("UPDATE jobs SET max_attempts = 1")
+    for name in ("bot-1", "bot-2"):
+        bot = pool.bot(name)
+        bot.sync(*map(active, pool.given(bot)))
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    openings = [OpenSession(bot=name) for name in ("bot-1", "bot-2")]
+    first, second = open_sessions(pool.database, openings, timing=pool.timing)
+    assert sorted(states(pool, graph).values()) == ["blocked", "dead", "running"]
+    pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
+    for session in (first, second):
+        Bot(pool.sync_service(), session).sync()  # type: ignore[arg-type]
+    assert states(pool, graph) == {1: "dead", 2: "dead", 3: "queued"}
 
 
 def test_bots_that_come_back_wait_for_a_held_quota_once_however_many_leases_need_it(
