@@ -68,7 +68,7 @@ class Plan:
         if list(self.steps) != sorted(set(self.steps)):
             raise BadInput("steps", "must rise, such as 25,50,100")
         if not self.guards or len(self.guards) > MOST_GUARDS:
-            raise BadInput("guard", f"must be given 1 to {MOST_GUARDS} times, such as p95_wait<=1.2x")
+            raise BadInput("guard", f"must be given 1 to {MOST_GUARDS} times, such as p95_wait<=2x")
         for each in self.guards:
             guard(each)
         return kind, names, sorted({ceil(each * len(names) / 100) for each in self.steps})

@@ -22,6 +22,8 @@ Outcome = Literal["activated", "returned", "stopped", "replaced"]
 MOST = 20_000
 #: Into so many parts waits are divided to find any quantile of them.
 QUANTILES = 200
+#: The quantiles of waits of which it is counted how often successive waits cross them.
+CROSSED = (0.5, 0.95)
 #: Seconds that a lease may be from before its job was queued: both have the time at which their transactions began.
 APART = 10
 
@@ -81,11 +83,18 @@ ORDER BY w.nth
 """)
 _IS_TRIED = "CASE :kind WHEN 'cohort' THEN cohort ELSE instance END = ANY (CAST(:ids AS integer[]))"
 _PARTS = f"ARRAY(SELECT g / CAST({QUANTILES} AS double precision) FROM generate_series(0, {QUANTILES}) g)"
+_ABOVE = [f"{{0}} > waits[{round(part * QUANTILES) + 1}]" for part in CROSSED]
+_COUNTED = ", ".join(
+    f"count(*) FILTER (WHERE ({above.format('wait')}) <> ({above.format('last')})) AS crossed_{nth}"
+    for nth, above in enumerate(_ABOVE)
+)
+_NAMES = ", ".join(f"coalesce(crossed_{nth}, 0) AS crossed_{nth}" for nth in range(len(CROSSED)))
 _WAITING = f"""
     (SELECT j.* FROM (
         SELECT id, constraint_set IS NOT NULL AS constrained FROM queues WHERE {{which}} ({_IS_TRIED})) q
      CROSS JOIN LATERAL (
-        SELECT cohort, instance, extract(epoch FROM clock_timestamp() - queued_at)::double precision AS wait FROM jobs
+        SELECT cohort, instance, queued_at, extract(epoch FROM clock_timestamp() - queued_at)::double precision AS wait
+        FROM jobs
         WHERE queue = q.id AND constrained = q.constrained AND {READY} AND queued_at <= clock_timestamp() AND fence = 0
         LIMIT :most) j
      LIMIT :most)"""
@@ -93,6 +102,7 @@ _WAITING = f"""
 # asked for it. Jobs that were queued in this time and wait for their first start count with their wait until now. Those
 # that were queued earlier (`waited`) do so only under a policy that starts nothing: however rare, they pile up, and of
 # a few seconds they would be most. If not all ended jobs are read, all is counted since the first of them has ended.
+# Waits of one cohort and instance follow each other in the order in which their jobs were queued.
 _FIGURES = Statement(f"""
 WITH ended AS MATERIALIZED (
     SELECT id, cohort, instance, queued_at, state, finished_at FROM jobs
@@ -103,7 +113,7 @@ WITH ended AS MATERIALIZED (
 ), running AS MATERIALIZED (
     SELECT job_id FROM leases WHERE state IN ('pending', 'active', 'cancelling') LIMIT :most
 ), started AS MATERIALIZED (
-    SELECT j.cohort, j.instance, s.strategy,
+    SELECT j.cohort, j.instance, j.queued_at, s.strategy,
         greatest(0, extract(epoch FROM s.granted_at - j.queued_at))::double precision AS wait
     FROM (SELECT id, cohort, instance, queued_at FROM ended
         UNION SELECT id, cohort, instance, queued_at FROM jobs WHERE id IN (SELECT job_id FROM running)) j
@@ -112,18 +122,30 @@ WITH ended AS MATERIALIZED (
         WHERE job_id = j.id AND granted_at >= j.queued_at - interval '{APART} s' ORDER BY job_id, fence LIMIT 1) s
     WHERE s.granted_at >= (SELECT at FROM began)
 ), waiting AS MATERIALIZED ({_WAITING.format(which="")} UNION ALL {_WAITING.format(which="NOT")}
-), figures AS (
-    SELECT cohort, instance, wait, NULL AS waited, 1 AS started, (strategy = '{FETCHED}')::integer AS fetched,
-        0 AS evicted, 0 AS ended, 0 AS failed FROM started
-    UNION ALL SELECT cohort, instance, CASE WHEN wait <= :seconds THEN wait END, wait, 0, 0, 0, 0, 0 FROM waiting
-    UNION ALL SELECT cohort, instance, NULL, NULL, 0, 0, 1, 0, 0 FROM evictions WHERE at >= (SELECT at FROM began)
-    UNION ALL SELECT cohort, instance, NULL, NULL, 0, 0, 0, 1, (state IN ('failed', 'dead'))::integer FROM ended
+), figures AS MATERIALIZED (
+    SELECT {_IS_TRIED} AS is_tried, f.* FROM (
+        SELECT cohort, instance, queued_at, wait, NULL AS waited, 1 AS started,
+            (strategy = '{FETCHED}')::integer AS fetched, 0 AS evicted, 0 AS ended, 0 AS failed FROM started
+        UNION ALL SELECT cohort, instance, queued_at, CASE WHEN wait <= :seconds THEN wait END, wait, 0, 0, 0, 0, 0
+            FROM waiting
+        UNION ALL SELECT cohort, instance, NULL, NULL, NULL, 0, 0, 1, 0, 0 FROM evictions
+            WHERE at >= (SELECT at FROM began)
+        UNION ALL SELECT cohort, instance, NULL, NULL, NULL, 0, 0, 0, 1, (state IN ('failed', 'dead'))::integer
+            FROM ended) f
+), arms AS MATERIALIZED (
+    SELECT is_tried, coalesce(sum(started), 0) AS starts, coalesce(sum(fetched), 0) AS fetched,
+        count(wait) AS sample, percentile_disc({_PARTS}) WITHIN GROUP (ORDER BY wait) AS waits,
+        count(waited) AS waiting, percentile_disc({_PARTS}) WITHIN GROUP (ORDER BY waited) AS all_waiting,
+        sum(evicted) AS evicted, sum(ended) AS ended, sum(failed) AS failed
+    FROM figures GROUP BY is_tried
+), crossed AS (
+    SELECT is_tried, {_COUNTED}
+    FROM (
+        SELECT is_tried, wait, lag(wait) OVER (PARTITION BY is_tried, cohort, instance ORDER BY queued_at) AS last
+        FROM figures WHERE wait IS NOT NULL) w JOIN arms USING (is_tried)
+    GROUP BY is_tried
 )
-SELECT coalesce(sum(started), 0) AS starts, coalesce(sum(fetched), 0) AS fetched,
-    count(wait) AS sample, percentile_disc({_PARTS}) WITHIN GROUP (ORDER BY wait) AS waits,
-    count(waited) AS waiting, percentile_disc({_PARTS}) WITHIN GROUP (ORDER BY waited) AS all_waiting,
-    sum(evicted) AS evicted, sum(ended) AS ended, sum(failed) AS failed, {_IS_TRIED} AS is_tried
-FROM figures GROUP BY is_tried
+SELECT arms.*, {_NAMES} FROM arms LEFT JOIN crossed USING (is_tried)
 """)
 
 
@@ -133,7 +155,8 @@ class Counted:
 
     waits: quantiles of the waits in seconds, of jobs that started and of those that were queued in this time and still
     wait, `sample` in all; none without any. all_waiting: the same of all `waiting` jobs, however long they have waited.
-    fetched: starts that bots fetched themselves, by which no weights count. ended, failed: jobs.
+    fetched: starts that bots fetched themselves, by which no weights count. ended, failed: jobs. crossed: for each of
+    CROSSED, how often of two successive waits only one was above that quantile; None = not counted.
     """
 
     sample: int = 0
@@ -145,6 +168,7 @@ class Counted:
     evicted: int = 0
     ended: int = 0
     failed: int = 0
+    crossed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -274,6 +298,7 @@ def _counted(row: Row) -> Counted:
         evicted=int(row.evicted),
         ended=int(row.ended),
         failed=int(row.failed),
+        crossed=(row.crossed_0, row.crossed_1),
     )
 
 

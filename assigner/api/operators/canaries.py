@@ -37,7 +37,7 @@ class CanaryRequest(RequestModel):
     )
     guards: list[str] = Field(
         max_length=MOST_GUARDS,
-        description="such as `p95_wait<=1.2x`, `evictions<=20`, `others:p95_wait<=2x`; the first that does not hold "
+        description="such as `p95_wait<=2x`, `evictions<=20`, `others:p95_wait<=2x`; the first that does not hold "
         "ends the trial",
     )
     least: int = Field(default=trials.LEAST, ge=1, le=100_000, description="waits below which nothing is judged")

@@ -36,9 +36,7 @@ def add(group: click.Group, calling: Calling) -> None:
         metavar="DURATION",
         help="For each step.",
     )
-    @click.option(
-        "--guard", "guards", multiple=True, metavar="GUARD", help="Such as 'p95_wait<=1.2x', 'evictions<=20'."
-    )
+    @click.option("--guard", "guards", multiple=True, metavar="GUARD", help="Such as 'p95_wait<=2x', 'evictions<=20'.")
     @click.option("--least", type=click.IntRange(1, 100_000), default=LEAST, show_default=True,
                   help="Jobs below which nothing is judged.")  # fmt: skip
     @click.option("--stale", is_flag=True, help="Also a draft since which something was changed.")
@@ -65,7 +63,7 @@ def add(group: click.Group, calling: Calling) -> None:
             with caller.client() as gateway:
                 found = gateway.call("POST", "/v1/policies/canary/stop", body={"reason": reason})
         elif not guards:
-            raise BadInput("--guard", "is missing: what must hold meanwhile, such as 'p95_wait<=1.2x'")
+            raise BadInput("--guard", "is missing: what must hold meanwhile, such as 'p95_wait<=2x'")
         else:
             body = {"on": _on(on), "guards": list(guards), "reason": reason, **_terms(terms)}
             with caller.client() as gateway:
