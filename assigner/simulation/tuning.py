@@ -17,7 +17,7 @@ from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
 from assigner.simulation.past import Past, first_part
-from assigner.simulation.report import Measured, Waits, quantile
+from assigner.simulation.report import Measured, Waits, error_of, quantile
 from assigner.simulation.runs import Outcome, Trial
 
 #: The most parameters of a search.
@@ -145,7 +145,8 @@ _TERM = re.compile(
     r"(?P<figure>[a-z0-9_]+)(?::(?P<kind>instance|class)=(?P<name>[^<>=\s]+))?"
     r"(?:(?P<way><=|>=)(?P<bound>now|\d+(?:\.\d+)?x?))?"
 )
-_OF_WAITS = {"p50_wait": "p50", "p95_wait": "p95", "max_wait": "most", "unstarted": "waiting"}
+_OF_SECONDS = {"p50_wait": "p50", "p95_wait": "p95", "max_wait": "most"}
+_OF_WAITS = {**_OF_SECONDS, "unstarted": "waiting"}
 _OF_POOL: Mapping[str, Callable[[Measured], float | None]] = {
     "evictions": lambda each: each.evictions,
     "starts": lambda each: each.starts,
@@ -244,17 +245,44 @@ class Wish:
         """What candidates are ordered by: what they break, and what they cost."""
         return sum(each.excess(measured, now) for each in self.keeps), self.cost(measured)
 
+    def broken(self, measured: Measured, now: Measured) -> list[str]:
+        """The bounds that do not hold."""
+        return [each.text for each in self.keeps if each.excess(measured, now) > 0]
+
     def gain(self, before: Measured, after: Measured) -> float | None:
         """The part of the objective now by which it is better, negative if it is worse; None if either has no value.
 
         Less than a second, one, or a hundredth of a part counts as that.
         """
-        one, two = self.objective.of(before), self.objective.of(after)
-        if one is None or two is None:
+        found = self._values(before, after)
+        if found is None:
             return None
+        one, two = found
+        return (two - one if self.objective.figure in MORE else one - two) / one
+
+    def error(self, real: Measured, replayed: Measured) -> float | None:
+        """By which part the replay is off in the objective: the larger value, as a part of the smaller one, less 1.
+
+        Of waits it is at least that of `error_of`. None if it is not known.
+        """
+        found = self._values(real, replayed)
+        known = [] if found is None else [max(found) / min(found) - 1.0]
+        if self.objective.figure in _OF_SECONDS and (of_waits := error_of(real, replayed)) is not None:
+            known.append(of_waits)
+        return max(known, default=None)
+
+    def exceeds(self, gain: float, error: float) -> bool:
+        """Whether a gain is more than the error: that says by which part the larger value is larger, and a gain where
+        less is better by which part the smaller one is smaller."""
+        if self.objective.figure in MORE:
+            return gain > error
+        return gain >= 1.0 or gain / (1.0 - gain) > error
+
+    def _values(self, *measured: Measured) -> list[float] | None:
+        """The objective of each, at least a second, one, or a hundredth of a part; None if one has none."""
         floor = 0.01 if self.objective.figure in _PARTS else 1.0
-        better = two - one if self.objective.figure in MORE else max(one, floor) - max(two, floor)
-        return better / max(one, floor)
+        found = [max(value, floor) for each in measured if (value := self.objective.of(each)) is not None]
+        return found if len(found) == len(measured) else None
 
 
 @dataclass(frozen=True)
@@ -262,8 +290,10 @@ class Tuned:
     """The result of a search.
 
     values: of the proposal, as `parameters`. seen: the objective on the seen part, now and with the proposal; without:
-    for each parameter that it changes, with that one left as it is. before, after: what the pool did on the unseen
-    part. gains: of it, on each replay; None where the objective has no value. tried: replays that were made.
+    for each parameter that it changes, with that one left as it is; empty if no candidate was better. before, after:
+    what the pool did on the unseen part, or on the seen one if no candidate was better. broken: bounds that do not hold
+    on either. gains: on each replay of the unseen part; None where the objective has no value. tried: replays that were
+    made.
     """
 
     values: Values
@@ -271,6 +301,7 @@ class Tuned:
     without: Mapping[int, float | None]
     before: Measured
     after: Measured
+    broken: Sequence[str]
     gains: Sequence[float | None]
     tried: int
 
@@ -280,19 +311,17 @@ class Tuned:
         return quantile(ordered, 0.5), quantile(ordered, 0.05), quantile(ordered, 0.95)
 
     def refusal(self, wish: Wish, error: float | None) -> str | None:
-        """Return why nothing is proposed; None if the proposal is good. error: as of `error_of`; None = unknown."""
+        """Return why nothing is proposed; None if the proposal is good. error: as of `Wish.error`; None = unknown."""
         median, low, _ = self.interval()
         if not self.without:
             return "no candidate was better than what is in force"
         if None in self.gains:
             return f"the jobs that it had not seen tell nothing of {wish.objective.text}"
-        broken = [each.text for each in wish.keeps if each.excess(self.after, self.before) > 0]
-        if broken:
-            return f"on jobs that it had not seen the best candidate breaks {', '.join(broken)}"
+        if self.broken:
+            return f"the best candidate breaks {', '.join(self.broken)}"
         if low <= 0:
             return f"on jobs that it had not seen the gain was {median:.1%}, and in some replays only {low:.1%}"
-        # The error says by which part the longer of two waits is longer, the gain by which the shorter is shorter.
-        if error is not None and median < 1.0 and median / (1.0 - median) <= error:
+        if error is not None and not wish.exceeds(median, error):
             return f"the gain of {median:.1%} is less than the error of the simulation, {error:.1%}"
         return None
 
@@ -315,10 +344,12 @@ def tune(
     """Search for values that serve the wish better.
 
     trial: makes the policy of some values; raises BadInput for values that go together with nothing. candidates: how
-    many are drawn. shakes: shaken replays of the unseen part.
+    many are drawn. shakes: shaken replays of the unseen part. Raises BadInput if no other values make a policy.
     """
     now = tuple(each.now for each in parameters)
     left = [now, *_drawn(parameters, trial, candidates, chance)]
+    if left == [now]:
+        raise BadInput("--parameter", "no other values of these make a policy that is valid")
     seen, tried = first_part(past, SEEN), 0
     found: dict[Values, Measured] = {}
     for rung in RUNGS:
@@ -327,7 +358,8 @@ def tune(
         found = {values: each.replayed.measured for values, each in zip(left, outcomes, strict=True)}
         order = sorted(left[1:], key=lambda values: wish.rank(found[values], found[now]))
         left = [now, *order[: max(1, len(order) // KEPT_OF)]]
-    best, measured, base = left[1], found[left[1]], found[now]
+    best, base = min(left[:2], key=lambda values: wish.rank(found[values], found[now])), found[now]
+    measured = found[best]
     without: dict[int, Measured] = {}
     while best != now:
         changes = [nth for nth, value in enumerate(best) if value != now[nth]]
@@ -344,6 +376,10 @@ def tune(
             break
         best = tuple(now[at] if at == least else value for at, value in enumerate(best))
         measured = without.pop(least)
+    value = wish.objective.of
+    of_seen = (value(base), value(measured))
+    if best == now:
+        return Tuned(now, of_seen, {}, base, base, [], [0.0], tried)
     begin = past.since + SEEN * (past.until - past.since)
     before, after = run(replace(past, records=None, judged_from=begin), [trial(now), trial(best)], shakes)
     tried += 2 * (shakes + 1)
@@ -351,13 +387,15 @@ def tune(
         (before.replayed.measured, after.replayed.measured),
         *zip(before.shaken, after.shaken, strict=True),
     ]
-    value = wish.objective.of
+    unseen = (after.replayed.measured, before.replayed.measured)
+    broken = dict.fromkeys([*wish.broken(measured, base), *wish.broken(*unseen)])
     return Tuned(
         best,
-        (value(base), value(measured)),
+        of_seen,
         {nth: value(each) for nth, each in without.items() if best[nth] != now[nth]},
         before.replayed.measured,
         after.replayed.measured,
+        [*broken],
         [wish.gain(*pair) for pair in pairs],
         tried,
     )

@@ -15,7 +15,7 @@ from assigner.simulation.records import Records
 from assigner.simulation.replay import Replayed
 from assigner.simulation.report import Measured, Waits, measure
 from assigner.simulation.runs import Outcome, Trial
-from assigner.simulation.tuning import Term, Values, Wish, changed, parameters_of, term, tune
+from assigner.simulation.tuning import Term, Tuned, Values, Wish, changed, parameters_of, term, tune
 
 SETTINGS = PoolSettings()
 CONTENT = {
@@ -69,17 +69,19 @@ def test_figures_and_bounds_are_read_and_judged() -> None:
 
 
 class Tried:
-    """Replays that answer as a rule says, and the spans that were asked for."""
+    """Replays that answer as a rule says, and the spans that were asked for. unseen: the rule of the unseen part."""
 
-    def __init__(self, rule: Callable[[Values], Measured]) -> None:
-        self.rule, self.spans = rule, list[tuple[float, float | None, int]]()
+    def __init__(self, rule: Callable[[Values], Measured], unseen: Callable[[Values], Measured] | None = None) -> None:
+        self.rule, self.unseen = rule, unseen or rule
+        self.spans = list[tuple[float, float | None, int]]()
 
     def trial(self, values: Values) -> Trial:
         return Trial(repr(values), SETTINGS, None, [], None)  # type: ignore[arg-type]
 
     def run(self, past: Past, trials: Sequence[Trial], shakes: int) -> list[Outcome]:
         self.spans.append((past.until, past.judged_from, len(trials)))
-        found = [self.rule(literal_eval(trial.name)) for trial in trials]
+        rule = self.rule if past.judged_from is None else self.unseen
+        found = [rule(literal_eval(trial.name)) for trial in trials]
         return [Outcome(Replayed(NOTHING, each), [each] * shakes) for each in found]
 
 
@@ -129,7 +131,7 @@ def test_gains_have_a_sign_and_a_floor_and_none_without_values() -> None:
     one, two = did(30.0), did(60.0, evictions=2)
     assert (gain("p95_wait", one, two), gain("p95_wait", two, one)) == (-1.0, 0.5)
     assert gain("evictions", one, two) == -1.0
-    assert gain("near", replace(one, near=0, hinted=4), replace(two, near=2, hinted=4)) == 50.0
+    assert gain("near", replace(one, near=0, hinted=4), replace(two, near=2, hinted=4)) == 49.0
     assert gain("p95_wait", replace(one, overall=None), two) is None
     assert term("--keep", "p95_wait:class=serius<=60", bounded=True).excess(one, one) == float("inf")
 
@@ -144,3 +146,53 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
     assert found.without == {}
     assert found.values == tuple(each.now for each in parameters)
     assert found.refusal(wish, None) == "no candidate was better than what is in force"
+    assert all(judged is None for _, judged, _ in tried.spans), "there is nothing to judge"
+
+
+def test_what_is_worse_or_breaks_a_bound_on_what_it_was_chosen_by_is_not_proposed() -> None:
+    parameters = parameters_of(CONTENT, wanted=("weights.priority", "weights.success"), with_quotas=False)
+    now = tuple(each.now for each in parameters)
+
+    def changes(values: Values) -> int:
+        return sum(one != other for one, other in zip(values, now, strict=True))
+
+    wish = Wish(Term("p95_wait", "p95_wait", None, None, None, None), [term("--keep", "evictions<=5", bounded=True)])
+
+    def search(seen: Callable[[Values], Measured]) -> Tuned:
+        tried = Tried(seen, lambda values: did(100.0 if values == now else 50.0))
+        return tune(
+            PAST, parameters, wish, trial=tried.trial, run=tried.run, candidates=6, shakes=1, chance=random.Random(3)
+        )
+
+    # Both changes together are worse than none, and each alone is worse still.
+    found = search(lambda values: did((100.0, 200.0, 120.0)[changes(values)]))
+    assert found.refusal(wish, None) == "no candidate was better than what is in force"
+    # What is in force breaks the bound as well.
+    found = search(lambda values: did(100.0 / (1 + changes(values)), evictions=7))
+    assert found.refusal(wish, None) == "the best candidate breaks evictions<=5"
+
+
+def test_a_search_without_another_valid_policy_is_refused() -> None:
+    parameters = parameters_of(CONTENT, wanted=("sample_size",), with_quotas=False)
+    tried = Tried(lambda _: did(50.0))
+
+    def trial(values: Values) -> Trial:
+        if values[0] != parameters[0].now:
+            raise BadInput("--parameter", "it is wrong")
+        return tried.trial(values)
+
+    wish = Wish(Term("p95_wait", "p95_wait", None, None, None, None), [])
+    with pytest.raises(BadInput, match="no other values of these make a policy that is valid"):
+        tune(PAST, parameters, wish, trial=trial, run=tried.run, candidates=6, shakes=1, chance=random.Random(3))
+
+
+def test_the_error_is_that_of_the_objective() -> None:
+    real, replayed = replace(did(30.0), utilisation=0.4), replace(did(36.0), utilisation=0.6)
+    many = {"red": Waits(20, 0, 10.0, 30.0, 60.0)}, {"red": Waits(20, 0, 15.0, 36.0, 72.0)}
+    in_use, wait = (Wish(Term(each, each, None, None, None, None), []) for each in ("in_use", "p95_wait"))
+    assert in_use.error(real, replayed) == pytest.approx(0.5)
+    assert wait.error(real, replayed) == pytest.approx(0.2)
+    assert wait.error(replace(real, waits=many[0]), replace(replayed, waits=many[1])) == pytest.approx(0.5)
+    assert wait.error(replace(real, overall=None), replayed) is None
+    # A wait of a half is one of which the double is longer by a whole; of what is better if it is more a half is more.
+    assert (wait.exceeds(0.5, 0.9), in_use.exceeds(0.5, 0.6)) == (True, False)

@@ -13,7 +13,6 @@ from assigner.cli.simulations.simulate import Asked, Tried, read, require_can_wr
 from assigner.operator_resources import versions as activation
 from assigner.process.policies import deciding, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
-from assigner.simulation import report
 from assigner.simulation.past import Past
 from assigner.simulation.replay import BotsOf, measured_of, step_of
 from assigner.simulation.runs import Trial, run_all
@@ -53,7 +52,8 @@ def run(
         require_can_write(
             installation, partial(versions.try_to_draft, actor=ACTOR), "the proposal cannot be kept as a draft"
         )
-    content = base.content or {"settings": deciding(base.settings), "limits": {}, "declared": {}}
+    # Of other hosts' entries nothing is simulated, and what a stored version lacks is as the program has it.
+    content = {**(base.content or {"limits": {}, "declared": {}}), "settings": deciding(base.settings)}
     parameters = parameters_of(content, wanted=search.parameters, with_quotas=search.with_quotas)
     step = asked.step or step_of(past)
     make = partial(_trial, content, parameters, base, past, bots_of)
@@ -62,7 +62,7 @@ def run(
     search.wish.require_values(now.replayed.measured)
     error = None
     if past.records is not None:
-        error = report.error_of(measured_of(past, past.records), now.replayed.measured)
+        error = search.wish.error(measured_of(past, past.records), now.replayed.measured)
     found = tune(
         past,
         parameters,
@@ -156,7 +156,7 @@ def _print(
     version: int | None,
 ) -> None:
     told = _figure(wish)
-    known = "unknown: nothing of it has happened on a pool" if error is None else f"{error:.1%}"
+    known = "unknown" if error is None else f"{error:.1%}"
     click.echo(
         f"{plural(len(parameters), 'parameter')}, {plural(found.tried, 'replay')}; error of the simulation {known}"
     )
