@@ -110,6 +110,7 @@ FROM (
     WHERE o.platform = :platform LIMIT :most) able
 """)
 TIMES = Statement("SELECT instance, leases, seconds, work, per_second, waited FROM lease_times WHERE cohort = :cohort")
+# An instance of which none of the newest jobs is has ended none since the first of them. Its times stay as they were.
 MEASURE_TIMES = Statement("""
 WITH newest AS MATERIALIZED (
     SELECT id, queued_at, finished_at FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :newest
@@ -132,6 +133,10 @@ WITH newest AS MATERIALIZED (
     GROUP BY cohort, instance
 ), forgotten AS (
     DELETE FROM lease_times WHERE at < now() - make_interval(secs => :used_for)
+), ended_nothing AS (
+    UPDATE lease_times t SET per_second = 0
+    WHERE per_second > 0 AND at >= now() - make_interval(secs => :used_for)
+        AND NOT EXISTS (SELECT FROM measured m WHERE m.cohort = t.cohort AND m.instance = t.instance)
 )
 INSERT INTO lease_times (cohort, instance, leases, seconds, work, per_second, waited)
 SELECT cohort, instance, leases, greatest(seconds, 0), greatest(work, 0), per_second, waited FROM measured
@@ -183,22 +188,26 @@ INSERT INTO forecasts (
 VALUES (:id, :cohort, :instance, :job_class, :past, :predicted, :scale, :by_rate, :by_waits, :seconds, :upper, :reason)
 ON CONFLICT (job_id) DO NOTHING
 """)
-# A job that an operator has held or paused, or that ended without a start, says nothing about its forecast.
+# A job that an operator has held or paused, or that ended without a start, says nothing about its forecast, unless it
+# had waited for longer than was promised when it ended: then that is the least that it would have waited. Otherwise
+# those would be missing of which people no longer wait for the start.
 JUDGE = Statement(f"""
 WITH page AS MATERIALIZED (
-    SELECT job_id, at FROM forecasts WHERE waited IS NULL AND predicted IS NOT NULL AND job_id > :after
+    SELECT job_id, at, predicted, upper FROM forecasts
+    WHERE waited IS NULL AND predicted IS NOT NULL AND job_id > :after
     ORDER BY job_id LIMIT :limit FOR UPDATE SKIP LOCKED
 ), looked AS MATERIALIZED (
-    SELECT p.job_id, p.at, coalesce(j.waits, false) AS waits, (
-        SELECT min(granted_at) FROM leases WHERE job_id = p.job_id AND granted_at >= p.at) AS granted_at
+    SELECT p.job_id, coalesce(j.waits, false) AS waits, extract(epoch FROM coalesce(
+        (SELECT min(granted_at) FROM leases WHERE job_id = p.job_id AND granted_at >= p.at),
+        CASE WHEN extract(epoch FROM j.finished_at - p.at) > coalesce(p.upper, p.predicted) THEN j.finished_at END
+    ) - p.at) AS waited
     FROM page p LEFT JOIN LATERAL (
-        SELECT state = 'queued' AND schedule_after IS DISTINCT FROM {PAUSED_UNTIL} AS waits
+        SELECT finished_at, state = 'queued' AND schedule_after IS DISTINCT FROM {PAUSED_UNTIL} AS waits
         FROM jobs WHERE id = p.job_id OFFSET 0) j ON true
-), started AS (
-    UPDATE forecasts f SET waited = extract(epoch FROM l.granted_at - l.at)
-    FROM looked l WHERE f.job_id = l.job_id AND l.granted_at IS NOT NULL
+), waited AS (
+    UPDATE forecasts f SET waited = l.waited FROM looked l WHERE f.job_id = l.job_id AND l.waited IS NOT NULL
 ), void AS (
-    DELETE FROM forecasts f USING looked l WHERE f.job_id = l.job_id AND l.granted_at IS NULL AND NOT l.waits
+    DELETE FROM forecasts f USING looked l WHERE f.job_id = l.job_id AND l.waited IS NULL AND NOT l.waits
 )
 SELECT count(*) AS rows, max(job_id) AS last FROM page
 """)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import httpx
+import pytest
 
 from assigner.admission.rules import RULES
 from assigner.explain.answer import explain, why_it_waits
@@ -89,6 +90,41 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
     text = good("forecast")
     assert "starts in about" in text
     assert "66.7%" in text
+
+
+def test_a_job_that_ends_before_its_start_has_waited_longer_than_was_promised_or_says_nothing(
+    pool: Pool, good: Callable[[str], str]
+) -> None:
+    jobs = pool.submit(3)
+    pool.change("""
+        INSERT INTO forecasts (job_id, at, cohort, instance, past, predicted, scale, seconds, upper)
+        SELECT id, now() - interval '10 min', cohort, instance, 200, 60, 60, 60, 100 * id FROM jobs""")
+    pool.change("UPDATE forecasts SET upper = 700 WHERE job_id = (SELECT min(job_id) FROM forecasts)")
+    for job in jobs[:2]:
+        good(f"cancel {job}")
+    pool.database.run(lambda c: forecasts.judge(c, after=0, limit=100))
+    rows = pool.rows("SELECT job_id, round(waited) AS waited FROM forecasts ORDER BY job_id")
+    assert [tuple(row) for row in rows] == [(pool.job(jobs[1]).id, 600), (pool.job(jobs[2]).id, None)]
+    of_pool = pool.database.run(forecasts.judged)[0]
+    assert (of_pool.jobs, of_pool.kept) == (2, 0), "neither started within the promised time"
+
+
+def test_an_instance_that_ends_no_jobs_has_no_rate_and_keeps_its_times(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bot = pool.bot(capacity=9)
+
+    def run(instance: str) -> dict[str, tuple[int, float]]:
+        pool.submit(6, instance=instance)
+        pool.assigner().run_once()
+        bot.sync(*[completed(work) for work in bot.take()])
+        pool.database.run(forecasts.measure_times)
+        rows = pool.rows("SELECT name, leases, per_second * 60 FROM lease_times JOIN instances ON id = instance")
+        return {name: (leases, round(rate)) for name, leases, rate in rows}
+
+    monkeypatch.setattr(forecasts, "NEWEST", 6)
+    assert run("ci") == {"ci": (6, 6)}
+    assert run("web") == {"ci": (6, 0), "web": (6, 6)}
 
 
 def test_a_job_that_starts_later_tells_its_earliest_start_although_no_more_is_known(
