@@ -290,10 +290,10 @@ class Tuned:
     """The result of a search.
 
     values: of the proposal, as `parameters`. seen: the objective on the seen part, now and with the proposal; without:
-    for each parameter that it changes, with that one left as it is; empty if no candidate was better. before, after:
-    what the pool did on the unseen part, or on the seen one if no candidate was better. broken: bounds that do not hold
-    on either. gains: on each replay of the unseen part; None where the objective has no value. tried: replays that were
-    made.
+    for each parameter that it changes, with that one left as it is, None if it has no value or there is no such policy;
+    empty if no candidate was better. before, after: what the pool did on the unseen part, or on the seen one if no
+    candidate was better. broken: bounds that do not hold on either. gains: on each replay of the unseen part; None
+    where the objective has no value. tried: replays that were made.
     """
 
     values: Values
@@ -351,54 +351,68 @@ def tune(
     if left == [now]:
         raise BadInput("--parameter", "no other values of these make a policy that is valid")
     seen, tried = first_part(past, SEEN), 0
+
+    def replays(part: Past, tries: Sequence[Values], shakes: int = 0) -> list[Outcome]:
+        nonlocal tried
+        tried += len(tries) * (shakes + 1)
+        return run(part, [trial(each) for each in tries], shakes)
+
     found: dict[Values, Measured] = {}
     for rung in RUNGS:
-        outcomes = run(first_part(seen, rung), [trial(each) for each in left], 0)
-        tried += len(left)
+        outcomes = replays(first_part(seen, rung), left)
         found = {values: each.replayed.measured for values, each in zip(left, outcomes, strict=True)}
         order = sorted(left[1:], key=lambda values: wish.rank(found[values], found[now]))
         left = [now, *order[: max(1, len(order) // KEPT_OF)]]
-    best, base = min(left[:2], key=lambda values: wish.rank(found[values], found[now])), found[now]
-    measured = found[best]
-    without: dict[int, Measured] = {}
-    while best != now:
-        changes = [nth for nth, value in enumerate(best) if value != now[nth]]
-        back = [tuple(now[at] if at == nth else value for at, value in enumerate(best)) for nth in changes]
-        if back == [now]:
-            without = {changes[0]: base}
-        else:
-            outcomes = run(seen, [trial(each) for each in back], 0)
-            tried += len(back)
-            without = {nth: each.replayed.measured for nth, each in zip(changes, outcomes, strict=True)}
-        least = min(changes, key=lambda nth: wish.rank(without[nth], base))
-        cost = wish.cost(measured)
-        if wish.rank(without[least], base) > (0.0, cost + WORTH * abs(cost)):
-            break
-        best = tuple(now[at] if at == least else value for at, value in enumerate(best))
-        measured = without.pop(least)
-    value = wish.objective.of
+    best = min(left[:2], key=lambda values: wish.rank(found[values], found[now]))
+    best, measured, without = _needed(best, now, found, wish, trial, lambda tries: replays(seen, tries))
+    base, value = found[now], wish.objective.of
     of_seen = (value(base), value(measured))
     if best == now:
         return Tuned(now, of_seen, {}, base, base, [], [0.0], tried)
     begin = past.since + SEEN * (past.until - past.since)
-    before, after = run(replace(past, records=None, judged_from=begin), [trial(now), trial(best)], shakes)
-    tried += 2 * (shakes + 1)
-    pairs = [
-        (before.replayed.measured, after.replayed.measured),
-        *zip(before.shaken, after.shaken, strict=True),
-    ]
-    unseen = (after.replayed.measured, before.replayed.measured)
-    broken = dict.fromkeys([*wish.broken(measured, base), *wish.broken(*unseen)])
-    return Tuned(
-        best,
-        of_seen,
-        {nth: value(each) for nth, each in without.items() if best[nth] != now[nth]},
-        before.replayed.measured,
-        after.replayed.measured,
-        [*broken],
-        [wish.gain(*pair) for pair in pairs],
-        tried,
-    )
+    before, after = replays(replace(past, records=None, judged_from=begin), [now, best], shakes)
+    unseen = (before.replayed.measured, after.replayed.measured)
+    broken = dict.fromkeys([*wish.broken(measured, base), *wish.broken(unseen[1], unseen[0])])
+    pairs = [unseen, *zip(before.shaken, after.shaken, strict=True)]
+    told = {nth: None if each is None else value(each) for nth, each in without.items()}
+    return Tuned(best, of_seen, told, *unseen, [*broken], [wish.gain(*pair) for pair in pairs], tried)
+
+
+def _needed(
+    best: Values,
+    now: Values,
+    found: Mapping[Values, Measured],
+    wish: Wish,
+    trial: Callable[[Values], Trial],
+    replays: Callable[[Sequence[Values]], list[Outcome]],
+) -> tuple[Values, Measured, Mapping[int, Measured | None]]:
+    """Take changes of the best candidate back that are worth less than WORTH; return what is left and what it did.
+
+    With it what the pool did without each of the changes that are left; None if there is no such policy, as of a
+    minimum that was raised together with its maximum. found: what the pool did on the seen part, which `replays` has.
+    """
+    base, measured = found[now], found[best]
+    while best != now:
+        changes = [nth for nth, value in enumerate(best) if value != now[nth]]
+        back = {nth: tuple(now[at] if at == nth else value for at, value in enumerate(best)) for nth in changes}
+        back = {nth: values for nth, values in back.items() if _is_valid(trial, values)}
+        outcomes = replays([*back.values()]) if [*back.values()] != [now] else None
+        did = [base] if outcomes is None else [each.replayed.measured for each in outcomes]
+        without = dict(zip(back, did, strict=True))
+        least = min(without, key=lambda nth: wish.rank(without[nth], base), default=None)
+        cost = wish.cost(measured)
+        if least is None or wish.rank(without[least], base) > (0.0, cost + WORTH * abs(cost)):
+            return best, measured, {nth: without.get(nth) for nth in changes}
+        best, measured = back[least], without[least]
+    return now, base, {}
+
+
+def _is_valid(trial: Callable[[Values], Trial], values: Values) -> bool:
+    try:
+        trial(values)
+    except BadInput:
+        return False
+    return True
 
 
 def _drawn(
@@ -410,11 +424,8 @@ def _drawn(
         values = tuple(each.now if chance.random() < LEFT else each.draw(chance) for each in parameters)
         if all(value == each.now for value, each in zip(values, parameters, strict=True)) or values in found:
             continue
-        try:
-            trial(values)
-        except BadInput:
-            continue
-        found[values] = None
+        if _is_valid(trial, values):
+            found[values] = None
         if len(found) == candidates:
             break
     return [*found]

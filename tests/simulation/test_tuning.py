@@ -172,6 +172,21 @@ def test_what_is_worse_or_breaks_a_bound_on_what_it_was_chosen_by_is_not_propose
     assert found.refusal(wish, None) == "the best candidate breaks evictions<=5"
 
 
+def test_a_change_that_cannot_be_taken_back_alone_stays() -> None:
+    parameters = parameters_of(CONTENT, wanted=("weights.priority", "weights.success"), with_quotas=False)
+    now = tuple(each.now for each in parameters)
+    tried = Tried(lambda values: did(100.0 if values == now else 50.0))
+
+    def trial(values: Values) -> Trial:
+        if (values[0] == now[0]) != (values[1] == now[1]):
+            raise BadInput("--parameter", "the maximum is below the minimum")
+        return tried.trial(values)
+
+    wish = Wish(Term("p95_wait", "p95_wait", None, None, None, None), [])
+    found = tune(PAST, parameters, wish, trial=trial, run=tried.run, candidates=6, shakes=1, chance=random.Random(3))
+    assert (found.without, found.refusal(wish, None)) == ({0: None, 1: None}, None)
+
+
 def test_a_search_without_another_valid_policy_is_refused() -> None:
     parameters = parameters_of(CONTENT, wanted=("sample_size",), with_quotas=False)
     tried = Tried(lambda _: did(50.0))
