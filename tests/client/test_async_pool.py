@@ -199,6 +199,37 @@ def test_a_job_that_is_deleted_while_others_are_waited_for_is_told_to_its_caller
         run(work, stands.url)
 
 
+def test_an_end_is_told_however_often_other_coroutines_begin_to_wait() -> None:
+    most, over = 20, threading.Event()
+    opened: list[tuple[asyncio.AbstractEventLoop, AsyncPool]] = []
+    begun: list[asyncio.Task[Result]] = []
+    ended = final(JOB, "succeeded") | {"created_at": f"{AT}0Z", "started_at": None}
+
+    def script(asked: ReceivedRequest) -> Answer:
+        if asked.body["wait"] and len(begun) < most:
+            loop, pool = opened[0]
+            loop.call_soon_threadsafe(begin, pool)
+            over.wait(MINUTE)
+        jobs = {each: {"id": each, "state": "running"} for each in asked.body["ids"]}
+        return Answer({"jobs": list((jobs | ({JOB: ended} if len(stands.asked) > 1 else {})).values())})
+
+    def begin(pool: AsyncPool) -> None:
+        begun.append(asyncio.ensure_future(pool.result(f"{JOB[:-4]}{len(begun):04}")))
+
+    async def work(pool: AsyncPool) -> None:
+        opened.append((asyncio.get_running_loop(), pool))
+        try:
+            assert (await pool.result(JOB)).succeeded
+            assert len(begun) < most
+        finally:
+            over.set()
+            for each in begun:
+                each.cancel()
+
+    with gateway(script) as stands:
+        run(work, stands.url)
+
+
 def test_output_that_would_block_the_event_loop_is_refused_there() -> None:
     ended = final(JOB, "succeeded") | {"created_at": f"{AT}0Z", "started_at": None}
     output = {"start": 0, "data": "NDIK", "next": 3, "state": "succeeded", "attempt": 1, "final": True}

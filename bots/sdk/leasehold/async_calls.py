@@ -139,12 +139,15 @@ class _Watch:
             self._tell(id, news)
 
     async def _keep_asking(self) -> None:
+        wait = LONG_POLL
         try:
             while self._asking:
                 try:
-                    await self._ask(list(self._asking), wait=LONG_POLL)
+                    await self._ask(list(self._asking), wait=wait)
+                    wait = LONG_POLL
                 except Interrupted:
-                    pass  # jobs came or went
+                    # Jobs came or went, perhaps so often that no request that waits would ever be answered.
+                    wait = 0.0
                 except Exception as error:
                     # Whatever it is, nobody may wait for ever.
                     self._tell_all(error)
@@ -154,10 +157,13 @@ class _Watch:
             self._task = None
 
     async def _ask(self, ids: list[str], *, wait: float) -> None:
-        self._request = Interruption()
+        """Tell of those of these jobs that have ended. Raises Interrupted if others come or go while it waits."""
+        request = Interruption()
+        if wait:
+            self._request = request
         try:
             look = partial(self._calls.client.look, ids, wait=wait)
-            ended = await on_thread(self._calls.waits, self._request, look)
+            ended = await on_thread(self._calls.waits, request, look)
         except NotFound as error:
             if len(ids) == 1:
                 self._tell(ids[0], error)
