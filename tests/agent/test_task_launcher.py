@@ -228,6 +228,24 @@ def test_a_process_that_hangs_up_has_failed_and_is_replaced(works: Works, then: 
     assert task_app.add.defer(1, 2).result(MINUTE) == 3
 
 
+@pytest.mark.parametrize("task", [task_app.fork, task_app.fork_beside_others], ids=["def", "async"])
+def test_a_process_that_a_task_forks_ends_by_itself_and_the_call_is_its_parents(works: Works, task: Any) -> None:
+    codes = {"raise": 1, "exit": 7, "return": 0, "stop": -signal.SIGTERM}
+    assert {how: task.defer(how).result(MINUTE) for how in codes} == codes
+    assert task_app.add.defer(1, 2).result(MINUTE) == 3
+
+
+def test_a_call_that_nobody_cancels_and_that_waits_for_what_is_cancelled_has_failed(works: Works) -> None:
+    with pytest.raises(TaskFailed) as failed:
+        task_app.cancel_itself.defer().result(MINUTE)
+    assert failed.value.kind == "CancelledError"
+    assert "await other" in failed.value.traceback
+
+
+def test_standard_output_is_set_up_in_a_warm_process_as_in_any_other(works: Works) -> None:
+    assert task_app.reconfigure.defer().result(MINUTE) == "backslashreplace"
+
+
 def test_large_arguments_and_values_come_through(works: Works) -> None:
     for size in (10_000, 60_000):
         assert task_app.echo.defer("x" * size).result(MINUTE) == "x" * size

@@ -181,6 +181,46 @@ def end_process(code: int, file: str) -> None:
         os._exit(code)
 
 
+def _fork(how: str) -> int:
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if how == "raise":
+        raise ValueError("forked")
+    if how == "exit":
+        sys.exit(7)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    return -1
+
+
+@pool.task
+def fork(how: str) -> int:
+    """Fork a process that comes back from the function in some way, and return its exit code."""
+    return _fork(how)
+
+
+@pool.task
+async def fork_beside_others(how: str) -> int:
+    """The same in a process that runs several calls."""
+    return _fork(how)
+
+
+@pool.task
+async def cancel_itself() -> None:
+    """Wait for what was cancelled, although nobody has cancelled this call."""
+    other = asyncio.create_task(asyncio.sleep(60))
+    other.cancel()
+    await other
+
+
+@pool.task
+def reconfigure() -> str | None:
+    """Set up standard output as programs do, and return how it takes what it cannot encode."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is no redirected stream
+    return sys.stdout.errors
+
+
 @pool.task
 def hold(file: str, seconds: float = 60.0) -> None:
     """Write the process id into a file, and stay until a test ends it."""

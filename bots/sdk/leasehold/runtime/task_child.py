@@ -43,7 +43,7 @@ from leasehold.errors import BadInput
 from leasehold.runtime.attempt import Attempt
 from leasehold.runtime.call_messages import CallEnd, read_call, receive
 from leasehold.runtime.surroundings import ProcessesLeft, Surroundings
-from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, import_failure, load
+from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, handle_termination, import_failure, load
 from leasehold.tasks.task import TaskRegistry
 
 _DESCRIPTORS = 2
@@ -82,6 +82,10 @@ class OutputByContext(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         return "utf-8"
 
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "backslashreplace"
+
     def writable(self) -> bool:
         return True
 
@@ -102,6 +106,10 @@ class OutputByContext(io.TextIOBase):
 
     def flush(self) -> None:
         self._otherwise.flush()
+
+    def reconfigure(self, **options: Any) -> None:
+        """Set up the stream of the process, as programs do when they begin. Calls write UTF-8, and at once."""
+        self._otherwise.reconfigure(**options)
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -238,7 +246,7 @@ class TaskChild:
     def serve(self) -> None:
         """Run calls one after the other, until the agent is gone."""
         surroundings, left = Surroundings(), ProcessesLeft()
-        signal.signal(signal.SIGTERM, self._cancel)
+        handle_termination(self._cancel)
         while (message := self._take(surroundings)) is not None:
             if message["stopped_before"]:
                 # It was, or may have been, for the call before, which has ended by itself.
@@ -269,7 +277,7 @@ class TaskChild:
             surroundings.leave()
             if signal.getsignal(signal.SIGTERM) != self._cancel:
                 # The task has set another handler.
-                signal.signal(signal.SIGTERM, self._cancel)
+                handle_termination(self._cancel)
 
     def _take(self, surroundings: Surroundings) -> dict[str, Any] | None:
         """Return the next call; None if the agent is gone. While none waits, the process is as it was made."""

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,12 +30,31 @@ DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
 _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
 
 
+#: How this process handles SIGTERM, which processes that tasks fork do not take over.
+_handler: Any = None
+
+
 class UnknownTask(LeaseholdError):
     """The pool that was imported has no task of this name."""
 
 
 class ResultRefused(LeaseholdError):
     """What the function returned cannot be stored."""
+
+
+def handle_termination(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Let this process handle SIGTERM so, and none that it forks: a handler would keep a worker from ending."""
+    global _handler
+    signal.signal(signal.SIGTERM, handler)
+    _handler = handler
+
+
+def _as_usual_after_fork() -> None:
+    if _handler is not None and signal.getsignal(signal.SIGTERM) == _handler:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_as_usual_after_fork)
 
 
 def load(place: str) -> AppRegistry:
@@ -68,6 +87,7 @@ class TaskCall:
 
     def __init__(self, pool: TaskRegistry, name: str, stdin: str, attempt: Attempt) -> None:
         self._pool, self._name, self._stdin, self._attempt = pool, name, stdin, attempt
+        self._process = os.getpid()
         #: The function runs, so that a request to end may interrupt it.
         self.interruptible = False
 
@@ -88,11 +108,12 @@ class TaskCall:
             finally:
                 self.interruptible = False
                 attempts.set_in_process(before)
+            self._end_if_forked()
             return self._succeed(task, value)
-        except (Cancelled, asyncio.CancelledError):
-            return CANCELLED
         except BaseException as error:
-            return self._fail(error)
+            self._end_if_forked(error)
+            is_cancelled = isinstance(error, (Cancelled, asyncio.CancelledError)) and self._attempt.cancelled
+            return CANCELLED if is_cancelled else self._fail(error)
 
     async def run_in_loop(self) -> int:
         """Run the call of an `async def` beside others in this loop; cancelling the caller cancels the function."""
@@ -101,11 +122,33 @@ class TaskCall:
             task, args, kwargs = self._parse()
             if not task.is_async:
                 raise UnknownTask(f"'{self._name}' has become a plain function; the bot has to be started again")
-            return self._succeed(task, await task.function(*args, **kwargs))
-        except (Cancelled, asyncio.CancelledError):
-            return CANCELLED
+            value = await task.function(*args, **kwargs)
+            self._end_if_forked()
+            return self._succeed(task, value)
         except BaseException as error:
-            return self._fail(error)
+            self._end_if_forked(error)
+            running = asyncio.current_task()
+            assert running is not None
+            # A function may also cancel what it waits for itself, which is an error like others.
+            is_cancelled = isinstance(error, (Cancelled, asyncio.CancelledError)) and (
+                self._attempt.cancelled or running.cancelling() > 0
+            )
+            return CANCELLED if is_cancelled else self._fail(error)
+
+    def _end_if_forked(self, error: BaseException | None = None) -> None:
+        """End a process that the function has forked and that has come back from it. The call is its parent's."""
+        if os.getpid() == self._process:
+            return
+        code = 0
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            code = error.code or 0
+        elif error is not None:
+            traceback.print_exception(error)
+            code = 1
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
     def cancel(self) -> None:
         """Ask the attempt to end: a handler of SIGTERM. Raises Cancelled where the function runs."""
@@ -128,8 +171,10 @@ class TaskCall:
 
         loop = asyncio.get_running_loop()
         self.interruptible = False
-        before = signal.getsignal(signal.SIGTERM)
+        global _handler
+        before = _handler, signal.getsignal(signal.SIGTERM)
         loop.add_signal_handler(signal.SIGTERM, cancel)
+        _handler = signal.getsignal(signal.SIGTERM)
         try:
             if self._attempt.cancelled:
                 raise asyncio.CancelledError
@@ -137,7 +182,8 @@ class TaskCall:
             return await function
         finally:
             loop.remove_signal_handler(signal.SIGTERM)
-            signal.signal(signal.SIGTERM, before)
+            _handler, handler = before
+            signal.signal(signal.SIGTERM, handler)
 
     def _parse(self) -> tuple[Task[Any, Any], list[Any], dict[str, Any]]:
         task = self._pool.tasks.get(self._name)
@@ -280,7 +326,7 @@ def main() -> None:
             sys.exit(CANCELLED)
         running[0].cancel()
 
-    signal.signal(signal.SIGTERM, cancel)
+    handle_termination(cancel)
     try:
         # Bots write UTF-8, whatever the encoding of the locale is.
         stdin = sys.stdin.buffer.read().decode()
