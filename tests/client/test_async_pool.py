@@ -11,6 +11,7 @@ from typing import Any
 import leasehold
 import psycopg
 import pytest
+from leasehold.async_calls import THREADS
 from leasehold.async_pool import AsyncPool
 from leasehold.errors import BadInput, NoAnswer, NotFound, TaskFailed, TimedOut
 from leasehold.graphs import GraphState
@@ -405,6 +406,8 @@ def test_only_a_task_of_a_pool_has_calls_that_block(app: App, stands: Gateway) -
         app.add.defer(1)
     with pytest.raises(RuntimeError, match=r"of an AsyncPool has no `batch`: use `await add.batch_async\(…\)`"):
         app.add.batch([(1,)])
+    with pytest.raises(RuntimeError, match=r"of an AsyncPool has no `job`: use `add.job_async\(…\)`"):
+        app.add.job(JOB)
     assert stands.asked == []
 
 
@@ -432,6 +435,29 @@ def test_one_event_loop_after_the_other_uses_a_pool_and_several_at_once(app: App
         other.join(MINUTE)
     results += [run_alone(add), run_alone(add)]
     assert set(results) == {1}
+
+
+def test_calls_that_a_closed_pool_has_not_made_are_told_so_and_not_cancelled(stands: Gateway) -> None:
+    begun, over = threading.Semaphore(0), threading.Event()
+
+    def hold() -> None:
+        begun.release()
+        over.wait(MINUTE)
+
+    async def work() -> None:
+        pool = AsyncPool(stands.url, "lh_operator_x_y")
+        held = [asyncio.create_task(pool.call(hold)) for _ in range(THREADS)]
+        late = asyncio.create_task(pool.call(hold))
+        for _ in held:
+            await asyncio.to_thread(begun.acquire)
+        closing = asyncio.create_task(pool.close())
+        with pytest.raises(RuntimeError, match="the pool is closed"):
+            await late
+        over.set()
+        await closing
+        await asyncio.gather(*held)
+
+    run_alone(work)
 
 
 def test_a_pool_that_is_closed_ends_the_waits_of_coroutines(app: App, stands: Gateway) -> None:

@@ -5,6 +5,7 @@ import copy
 import hashlib
 import json
 import math
+import pickle
 import random
 import re
 import traceback
@@ -25,7 +26,18 @@ from django.conf import settings
 from django.db.utils import ConnectionHandler
 from leasehold.async_pool import AsyncPool
 from leasehold.client import Client, Job
-from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, NotSucceeded, TaskFailed, TimedOut
+from leasehold.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    LeaseholdError,
+    NotFound,
+    NotReady,
+    NotSucceeded,
+    QueueFull,
+    TaskFailed,
+    TimedOut,
+)
 from leasehold.graphs import GraphRequest
 from leasehold.jobs import job_ids
 from leasehold.pool import Pool
@@ -78,7 +90,29 @@ def test_a_batch_is_one_request_and_named_arguments_keep_their_names(program: Ga
     calls = [json.loads(job["stdin"]) for job in asked.body["jobs"]]
     assert calls == [{"args": [1, 2], "kwargs": {}}, {"args": [], "kwargs": {"right": 4, "left": 3}}]
     assert len(jobs) == 2
+    task_app.add.using(key="night").batch([(1, 2), (3, 4)])
+    assert [job["key"] for job in program.asked[-1].body["jobs"]] == ["night-0", "night-1"]
     assert task_app.add(1, right=2) == 3, "a task that is called runs here"
+
+
+def test_tasks_and_errors_go_from_one_process_to_another() -> None:
+    assert pickle.loads(pickle.dumps(task_app.add)) is task_app.add
+    later = pickle.loads(pickle.dumps(task_app.add.after(60)))
+    assert later.request(1, 2) == task_app.add.after(60).request(1, 2)
+    errors: list[LeaseholdError] = [
+        BadInput("a", "is no name", others=[BadInput("b", "is none either")], more=3),
+        Conflict("key_reused", "another job has this key"),
+        QueueFull("too many jobs wait"),
+        TimedOut([A_JOB], 5),
+        NotSucceeded(A_JOB, JobState.FAILED, "exit code 3"),
+        NotReady("of another version", retry_after=2.0),
+        TaskFailed(A_JOB, task="add", state="failed", kind="ValueError", message="no", traceback="Traceback …"),
+    ]
+    for error in errors:
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert {**vars(again), "others": None} == {**vars(error), "others": None}
+        assert list(map(str, getattr(again, "others", ()))) == list(map(str, getattr(error, "others", ())))
 
 
 def test_options_of_one_call_replace_those_of_the_task(program: Gateway) -> None:
@@ -101,9 +135,19 @@ def test_a_call_may_start_later(program: Gateway) -> None:
         later.at("10:00")  # type: ignore[arg-type]
 
 
+#: One call of `add` as it may be written.
+SAME_CALLS: list[tuple[tuple[int, ...], dict[str, int]]] = [
+    ((7,), {}),
+    ((7, 0), {}),
+    ((7,), {"right": 0}),
+    ((), {"left": 7}),
+    ((), {"right": 0, "left": 7}),
+]
+
+
 def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gateway) -> None:
-    def key(task: Any, *args: Any) -> str:
-        task.defer(*args)
+    def key(task: Any, *args: Any, **named: Any) -> str:
+        task.defer(*args, **named)
         found: str = program.asked[-1].body["jobs"][0]["dedup_key"]
         return found
 
@@ -111,6 +155,9 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
     assert key(by_arguments, 1, 2) == key(by_arguments, 1, 2) != key(by_arguments, 2, 1)
     assert key(task_app.echo, "x") == "tests.support.apps.task_app.echo:x"
     assert len(key(task_app.echo, "x" * 300).encode()) <= 200
+    assert len({key(by_arguments, *args, **named) for args, named in SAME_CALLS}) == 1
+    of_mapping = task_app.echo.using(unique=True)
+    assert key(of_mapping, {"a": 1, "b": 2}) == key(of_mapping, {"b": 2, "a": 1})
     with pytest.raises(BadInput, match=r"unique: returned a 'int', not a text"):
         task_app.echo.defer(5)
 
@@ -381,7 +428,14 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     assert going.value.__notes__ == [f"`leasehold explain {A_JOB}` says how it stands"]
 
 
-def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program: Gateway) -> None:
+def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(
+    program: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, Any] = {}
+
+    def fetch(_reference: Any) -> bytes:
+        raise NotFound("there is no such file")
+
     jobs = [TaskJob(A_JOB[:-1] + end, True, task=task_app.add) for end in "3121"]
     facts = {"exit_code": 0, "reason": None, "has_result": True}
 
@@ -391,6 +445,7 @@ def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program
             return Answer({"jobs": found})
         error = {"error": {"type": "ValueError", "message": "no", "traceback": ""}}
         results = [error if each["state"] == "failed" else {"ok": int(each["id"][-1])} for each in found]
+        results[0] = kept or results[0]
         return Answer(
             {"jobs": [each | facts | {"result": result} for each, result in zip(found, results, strict=True)]}
         )
@@ -402,6 +457,14 @@ def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program
     ]  # fmt: skip
     assert [asked.path for asked in program.asked] == ["/v1/jobs/wait", "/v1/results"]
     with pytest.raises(TaskFailed, match="ValueError: no"):
+        task_app.pool.gather(jobs)
+    monkeypatch.setattr(task_app.pool, "fetch_result", fetch)
+    kept = {"kept": "gone"}
+    values = task_app.pool.gather(jobs, return_errors=True)
+    assert [(type(each), getattr(each, "kind", None)) for each in values] == [
+        (TaskFailed, "NotFound"), (int, None), (TaskFailed, "ValueError"), (int, None)
+    ]  # fmt: skip
+    with pytest.raises(NotFound):
         task_app.pool.gather(jobs)
     assert job_ids(jobs[0]) == job_ids([jobs[0].id]), "calls of a pool take the jobs of tasks"
     program.script = ended("running")

@@ -187,4 +187,8 @@ async def on_thread(threads: ThreadPoolExecutor, interruption: Interruption, wor
         return await asyncio.get_running_loop().run_in_executor(threads, interruptible)
     except asyncio.CancelledError:
         interruption.interrupt()
+        running = asyncio.current_task()
+        if running is not None and not running.cancelling():
+            # The threads have ended before they came to this call. In a task group nobody would see a cancellation.
+            raise RuntimeError("the pool is closed") from None
         raise

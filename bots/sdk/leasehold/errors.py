@@ -1,7 +1,7 @@
 """Typed errors that functions of this package raise to their callers. A lost race is never an error."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from leasehold.states import EndKind, JobState, end_kind
 
@@ -13,6 +13,20 @@ class LeaseholdError(Exception):
     """
 
     submitted: tuple[str, ...] = ()
+
+    def __reduce__(self) -> Any:
+        """Let an error go from one process to another, as those of a worker of `multiprocessing` do."""
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+E = TypeVar("E", bound=LeaseholdError)
+
+
+def _made_again(kind: type[E], args: tuple[Any, ...], state: dict[str, Any]) -> E:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 #: The most refused values that one answer tells.

@@ -241,15 +241,37 @@ def _decoded(form: CallForm, name: str, codec: Codec | None, found: Any) -> Any:
         raise BadInput(name, f"cannot be read by the annotation of this process: {error}") from None
 
 
-def dedup_key(task: str, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[str, Any], stdin: str) -> str:
+def dedup_key(
+    task: str,
+    unique: Unique,
+    function: Callable[..., Any],
+    serialiser: Serialiser,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> str:
     """Return the key by which a call joins an unfinished one of its task that is equal in the sense of `unique`."""
-    said = stdin if isinstance(unique, bool) else unique(*args, **kwargs)
+    said = _compared(function, serialiser, args, kwargs) if isinstance(unique, bool) else unique(*args, **kwargs)
     if not isinstance(said, str):
         raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
     plain = f"{task}:{said}"
     if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
         return plain
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
+
+
+def _compared(
+    function: Callable[..., Any], serialiser: Serialiser, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """Return a text that is the same for equal arguments, by their names or places, given or left to the defaults."""
+    bound = form_of(function).signature.bind(*args, **kwargs)
+    given = bound.args, bound.kwargs
+    bound.apply_defaults()
+    try:
+        text = encode_call(function, serialiser, bound.args, bound.kwargs)
+    except BadInput:
+        # A default that is no JSON: no call can give an argument that is equal to it.
+        text = encode_call(function, serialiser, *given)
+    return json.dumps(json.loads(text), sort_keys=True)
 
 
 def concurrency_lock(

@@ -253,6 +253,15 @@ class Task(Hinting, Generic[P, R]):
         request_fields(**self._options)
         check_parameters(function, self._options.get("concurrency"))
 
+    def __reduce__(self) -> Any:
+        """Let a task go to another process, such as a worker of `concurrent.futures`, which imports its module."""
+        named: Any = sys.modules.get(self.function.__module__)
+        for name in self.function.__qualname__.split("."):
+            named = getattr(named, name, None)
+        if isinstance(named, Task) and named is not self and named.name == self.name:
+            return _with_options, (named, self._options)
+        return self.function.__qualname__
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         returned: R = self.function(*args, **kwargs)
         return returned
@@ -337,6 +346,7 @@ class Task(Hinting, Generic[P, R]):
     def batch(self, calls: Iterable[Arguments]) -> "list[TaskJob[Any]]":
         """Submit many calls in one request; a tuple holds the arguments of one, a mapping its named arguments.
 
+        With `key` among the options call N, from 0, has the key `KEY-N`, so that a repeat makes no second jobs.
         Raises as `defer` does, with the number of the call before the name of the argument.
         """
         self._refuse_to_block("batch")
@@ -382,7 +392,8 @@ class Task(Hinting, Generic[P, R]):
     def _refuse_to_block(self, call: str) -> None:
         if self.registry.only_async:
             name = self.function.__name__
-            raise RuntimeError(f"a task of an AsyncPool has no `{call}`: use `await {name}.{call}_async(…)`")
+            wait = "" if call == "job" else "await "
+            raise RuntimeError(f"a task of an AsyncPool has no `{call}`: use `{wait}{name}.{call}_async(…)`")
 
     def defer_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Submit a call in the transaction of a connection to the pool's database; see `transaction.submit_in`.
@@ -412,8 +423,10 @@ class Task(Hinting, Generic[P, R]):
     def job(self, job: AnyJob) -> "TaskJob[R]":
         """Return the job of an earlier call of this task, by its id or what else names it, such as for its value.
 
-        Nothing is asked before that is used. Raises BadInput for a text that is no id.
+        Nothing is asked before that is used. Raises BadInput for a text that is no id; RuntimeError for a task of an
+        `AsyncPool`.
         """
+        self._refuse_to_block("job")
         return TaskJob(job_id(job), False, task=self)
 
     def job_async(self, job: AnyJob) -> "AsyncTaskJob[R]":
@@ -445,6 +458,8 @@ class Task(Hinting, Generic[P, R]):
                 raise BadInput(f"{number}.{refused.field}", refused.reason) from None
             except TypeError as error:
                 raise TypeError(f"call {number}: {error}") from None
+            if "key" in requests[-1]:
+                requests[-1]["key"] = f"{requests[-1]['key']}-{number}"
         return requests
 
     def node_request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
@@ -467,10 +482,15 @@ class Task(Hinting, Generic[P, R]):
             "properties": {**fields.get("properties", {}), PROPERTY: self.registry.app_of(module)},
         }
         if unique:
-            request["dedup_key"] = dedup_key(self.name, unique, args, kwargs, stdin)
+            serialiser = self.registry.serialiser
+            request["dedup_key"] = dedup_key(self.name, unique, self.function, serialiser, args, kwargs)
         if concurrency := self._options.get("concurrency"):
             request["locks"] = [*fields.get("locks", ()), concurrency_lock(self.function, concurrency, args, kwargs)]
         return request
+
+
+def _with_options(task: Task[P, R], options: Mapping[str, Any]) -> Task[P, R]:
+    return type(task)(task.registry, task.function, task.name, options)
 
 
 class AsyncTask(Task[P, R]):
@@ -609,14 +629,24 @@ def calls_of(jobs: "Iterable[SubmittedCall[Any]]") -> "list[SubmittedCall[Any]]"
 
 
 def values_of(jobs: "Sequence[SubmittedCall[Any]]", ended: Iterable[Record], *, return_errors: bool) -> list[Any]:
-    """Return the value of each job, of the answer of `Client.results`. Raises the first TaskFailed, or returns it."""
+    """Return the value of each job, of the answer of `Client.results`. Raises the first error.
+
+    return_errors: return a TaskFailed for each job without a value instead, also if only its value cannot be read.
+    """
     records = {record["id"]: record for record in ended}
     values: list[Any] = []
     for job in jobs:
         try:
             values.append(job.value(records[job.id]))
-        except TaskFailed as failed:
+        except Exception as error:
             if not return_errors:
                 raise
-            values.append(failed)
+            values.append(error if isinstance(error, TaskFailed) else _unread(job, error))
     return values
+
+
+def _unread(job: "SubmittedCall[Any]", error: Exception) -> TaskFailed:
+    """Return the error of a job whose value cannot be read, such as a large one that is not kept any more."""
+    failed = TaskFailed(job.id, task=job.task.name, state="succeeded", kind=type(error).__name__, message=str(error))
+    failed.__cause__ = error
+    return failed
