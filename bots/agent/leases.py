@@ -23,6 +23,8 @@ _log = structlog.get_logger("leasehold.agent")
 
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
+#: The least that this may become if a proxy takes no calls of that size.
+LEAST_OUTPUT_BYTES = 4096
 #: The most bytes that the progress of an attempt takes: a character has at most six, beside its share and its number.
 PROGRESS_BYTES = 6 * wire.MAX_PROGRESS_TEXT + 100
 #: The most bytes of results, checkpoints and progress in one sync, escaped as in its body. JSON text grows less than
@@ -127,6 +129,8 @@ class AgentLeases:
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
         self._past: OrderedDict[LeaseKey, None] = OrderedDict()
         self._lost = self._told_of_news = False
+        #: The most bytes of output in one call.
+        self.output_room = SYNC_OUTPUT_BYTES
         #: The syncing thread waits for news.
         self._watched = True
         #: The news of tasks since the last report, and how many of them the syncing thread waits for.
@@ -188,6 +192,15 @@ class AgentLeases:
         waits = run.progress.unsent is not None and not run.over.is_set()
         return bool(run.output.unsent) or waits or self.unsent_checkpoint(run) is not None
 
+    def send_less(self) -> bool:
+        """Send output in smaller parts, because a proxy does not take calls of that size. False if they are as small as
+        they may be."""
+        if self.output_room <= LEAST_OUTPUT_BYTES:
+            return False
+        self.output_room //= 2
+        _log.warning("a proxy takes no calls of this size, so output is sent in smaller parts", bytes=self.output_room)
+        return True
+
     def unsent_checkpoint(self, run: AttemptRun) -> Unsent | None:
         """The checkpoint that the gateway should have and does not; None after a success, which needs none."""
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
@@ -203,7 +216,7 @@ class AgentLeases:
         as active.
         """
         self._told_times = 0
-        room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
+        room, json_room = self.output_room, SYNC_JSON_BYTES
         reports, unlisted = list[Record](), 0
         brief = brief and self._starting
         for key, held in self._held.items():
@@ -221,7 +234,7 @@ class AgentLeases:
                 else:
                     room, json_room = room - unsent, json_room - texts
             held.told = state
-            reports.append(self._report(key, held, state, with_output=unsent > 0))
+            reports.append(self._report(key, held, state, unsent=unsent))
         return reports, unlisted
 
     def settle(self, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> bool:
@@ -281,27 +294,28 @@ class AgentLeases:
         """
         new, self._new = self._new, []
         for number, (work, held) in enumerate(new):
-            with self._lock:
-                if self._lost:
-                    return
-                if self._held.get(LeaseKey(work.job, work.fence)) is not held or held.outcome is not None:
-                    continue
-                before = self._runs.get(work.job)
-                run = held.run = self._run(_assignment(work), after=before)
-                self._runs[work.job] = run
-            numbers = wanted(work.payload)
+            before = self._runs.get(work.job)
             try:
+                with self._lock:
+                    if self._lost:
+                        return
+                    if self._held.get(LeaseKey(work.job, work.fence)) is not held or held.outcome is not None:
+                        continue
+                    run = held.run = self._run(_assignment(work), after=before)
+                    self._runs[work.job] = run
+                numbers = wanted(work.payload)
                 if numbers:
                     self._inputs.start(run, numbers)
                 else:
                     run.start()
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 if not self._is_scarce:
-                    _log.warning("commands wait for a thread", job=work.job, fence=work.fence, reason=str(error))
+                    told = "commands wait for a thread or a file"
+                    _log.warning(told, job=work.job, fence=work.fence, reason=str(error))
                 self._is_scarce = True
                 with self._lock:
                     held.run = None
-                    del self._runs[work.job]
+                    self._runs.pop(work.job, None)
                     if before is not None:
                         self._runs[work.job] = before
                 self._new = new[number:]
@@ -339,13 +353,13 @@ class AgentLeases:
             size += len(to_json(outcome.result))
         return size
 
-    def _report(self, key: LeaseKey, held: HeldLease, state: str, *, with_output: bool) -> Record:
+    def _report(self, key: LeaseKey, held: HeldLease, state: str, *, unsent: int) -> Record:
         report: Record = {"job": key.job, "fence": key.fence, "state": state}
         if state == "completed":
             assert held.outcome is not None
             report["outcome"] = held.outcome.model_dump(exclude_defaults=True)
-        if with_output and held.run is not None:
-            pending = held.run.output.pending()
+        if unsent and held.run is not None:
+            pending = held.run.output.pending(unsent)
             held.carried = pending.end
             report["output"] = pending.chunks
         if held.progress is not None and self.tells_progress:

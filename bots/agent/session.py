@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, assert_never
 
 import structlog
 from leasehold.errors import BadInput, Conflict, LeaseholdError
-from leasehold.transport import Record
+from leasehold.transport import Record, TooLarge
 from pydantic import ValidationError
 from pydantic_core import to_json
 
@@ -53,7 +54,7 @@ class OutputStreamer:
             for key, run in self._leases.streams():
                 if self._stopping.is_set():
                     return
-                pending, checkpoint = run.output.pending(), self._leases.unsent_checkpoint(run)
+                pending, checkpoint = run.output.pending(self._leases.output_room), self._leases.unsent_checkpoint(run)
                 progress = run.progress.unsent
                 report = OutputReport(
                     bot=self._session.bot,
@@ -67,6 +68,8 @@ class OutputStreamer:
                 )
                 try:
                     self._caller.once("/v1/output", report.model_dump(mode="json", exclude_defaults=True))
+                except TooLarge:
+                    self._leases.send_less()
                 except (LeaseholdError, RuntimeError) as error:
                     # RuntimeError: the session is over and has closed the transport.
                     _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
@@ -120,7 +123,7 @@ class SessionOver(Exception):
 
 
 class _CutShort(Exception):
-    """The agent stops waiting for a held call, because it drains or has news."""
+    """The agent does not wait for the answer of a call and makes another one: it drains, has news, or tells less."""
 
 
 @dataclass
@@ -316,7 +319,8 @@ class AgentSession:
             raise _CutShort
 
     def _post(self, sync: Record, *, check: Callable[[], None], held: float = 0.0) -> SyncAnswer:
-        """Make the call and return its answer. Raises SessionOver. held: as of `GatewayCaller.call`."""
+        """Make the call and return its answer. held: as of `GatewayCaller.call`. Raises SessionOver, and _CutShort if a
+        proxy takes no call of its size."""
         try:
             return SyncAnswer.model_validate(self._told(sync, check, held))
         except ValidationError:
@@ -324,6 +328,10 @@ class AgentSession:
         except Conflict as conflict:
             superseded = conflict.code == "session_superseded"
             raise SessionOver(SessionEnd.SUPERSEDED if superseded else SessionEnd.LOST, str(conflict)) from None
+        except TooLarge as refused:
+            if self._leases.send_less():
+                raise _CutShort from None
+            raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
         except Unanswered:
             raise
         except LeaseholdError as refused:
@@ -429,11 +437,16 @@ class AgentSession:
         If it does, this agent must not open another one and take the name back.
         """
         try:
-            self._seq += 1
-            self._post(self._message("gone"), check=self._check_patience)
+            self._last_post("gone")
         except SessionOver as over:
             return over.end
         return SessionEnd.LOST
+
+    def _last_post(self, status: str) -> SyncAnswer:
+        while True:
+            self._seq += 1
+            with suppress(_CutShort):
+                return self._post(self._message(status), check=self._check_patience)
 
     def _close_session(self, *, silent: bool = True) -> None:
         """Report the attempts that ended and close the session.
@@ -447,10 +460,9 @@ class AgentSession:
                 # The leases forgotten at the deadline would be missing in the report, and their jobs would start
                 # elsewhere at once.
                 return
-        self._seq += 1
         self._give_up_at = clock.monotonic() + FAREWELL
         try:
-            answer = self._post(self._message("gone" if silent else "draining"), check=self._check_patience)
+            answer = self._last_post("gone" if silent else "draining")
         except SessionOver as over:
             _log.warning("the session could not be closed", bot=bot, epoch=epoch, reason=str(over))
             return

@@ -136,8 +136,15 @@ class TaskLauncher(Launcher):
         with self._guarding:
             self._deadline = deadline
             if self._held:
-                super().arm(deadline)
+                self._arm(deadline)
         self._allow(True)
+
+    def _arm(self, deadline: float) -> None:
+        try:
+            super().arm(deadline)
+        except OSError as error:
+            # Such as while no process is left. The next answer of the gateway moves the alarm on, and tries again.
+            _log.error("the guardian cannot be started", reason=error.strerror)
 
     def disarm(self) -> None:
         # The agent kills what is left of a session before it opens another; nothing may start meanwhile.
@@ -189,7 +196,7 @@ class TaskLauncher(Launcher):
             run.refuse(FAILED)
 
     def _serve(self) -> None:
-        while not self._closing:
+        while not (self._closing and self._is_left()):
             for key, _ in self._sources.select(self._delay()):
                 # A handler before it may have closed this source, and another may have its number.
                 handler = self._handlers.get(key.fd)
@@ -205,6 +212,15 @@ class TaskLauncher(Launcher):
             self._assign()
             if self._queued > len(self._children):
                 clock.sleep(_GLANCE)
+
+    def _is_left(self) -> bool:
+        """Let processes without a call end as programs do, with what they have registered for that; return whether all
+        have."""
+        for child in self._children:
+            if child.serves is not None and not child.runs and child.dismissed_until is None:
+                child.dismiss()
+        now = clock.monotonic()
+        return all(child.dismissed_until is None or now >= child.dismissed_until for child in self._children)
 
     def _watch(self, source: int, handler: Callable[[], None]) -> None:
         """Let the handler read from this descriptor, unless one does already."""
@@ -243,7 +259,7 @@ class TaskLauncher(Launcher):
                 self._new.append(run)
                 self._held += 1
                 if self._held == 1 and self._deadline is not None:
-                    super().arm(self._deadline)
+                    self._arm(self._deadline)
                 # The first new run has woken the thread, which takes all of them.
                 if len(self._new) == 1:
                     self._wake()

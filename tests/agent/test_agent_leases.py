@@ -1,6 +1,9 @@
 """What an agent does with the leases it is given: run, report, kill, forget. Commands and HTTP are real."""
 
+import errno
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +177,48 @@ def test_output_that_could_not_be_streamed_travels_with_the_reports_of_the_ends(
     for sync in pool.syncs:
         sent = sum(len(chunk.data) for lease in sync.leases for chunk in lease.output)
         assert sent < 1.4 * validation.MAX_OUTPUT_BYTES
+
+
+class ScarceFiles:
+    """The module `socket` for a process that has too many open files for a while."""
+
+    left = 2
+
+    def socketpair(self) -> tuple[socket.socket, socket.socket]:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return socket.socketpair()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(socket, name)
+
+
+def test_a_command_waits_while_too_many_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scarce, pool = ScarceFiles(), Pool(sync_in=0.1)
+    with serving(pool, tmp_path) as bot:
+        monkeypatch.setattr("bots.agent.attempts.run.socket", scarce)
+        key = pool.grant("true")
+        pool.until(lambda: key in pool.outcomes)
+    assert (scarce.left, bot.failure, pool.outcomes[key]["verdict"], len(pool.opened)) == (0, None, "succeeded", 1)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_proxy_that_takes_no_large_calls_ends_no_bot_and_loses_no_output(tmp_path: Path, streamed: bool) -> None:
+    most, size = 100_000, 600_000
+
+    def instead(asked: ReceivedRequest) -> Answer | None:
+        if len(asked.raw) > most:
+            return Answer(b"<html>", 413)
+        return None if streamed or asked.path != "/v1/output" or (tmp_path / "ended").exists() else problem(503, "busy")
+
+    pool = Pool(sync_in=0.2)
+    pool.instead = instead
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", f"head -c {size} /dev/zero; touch {tmp_path}/ended")
+        pool.until(lambda: key in pool.outcomes)
+    assert pool.outcomes[key]["verdict"] == "succeeded"
+    assert len(pool.output[key]) == size
 
 
 def test_checkpoints_that_do_not_fit_into_a_report_travel_with_a_later_one(tmp_path: Path) -> None:

@@ -243,10 +243,10 @@ def test_output_that_fits_is_kept_whole_whatever_was_sent_before(size: int) -> N
     output, wanted = Output(cap=1000), random.Random(size).randbytes(size)
     for place in range(0, size, 7):
         output.write(wanted[place : place + 7])
-        output.sent(output.pending().end)
-    begun = output.pending().end
+        output.sent(output.pending(validation.MAX_OUTPUT_BYTES).end)
+    begun = output.pending(validation.MAX_OUTPUT_BYTES).end
     output.end()
-    rest = b"".join(base64.b64decode(chunk.data) for chunk in output.pending().chunks)
+    rest = b"".join(base64.b64decode(chunk.data) for chunk in output.pending(validation.MAX_OUTPUT_BYTES).chunks)
     assert wanted[:begun] + rest == wanted
     assert begun == min(size, 500)
 
@@ -435,12 +435,12 @@ def test_output_is_cut_into_chunks_whose_offsets_go_on_where_the_gateway_has_it(
     output = Output(cap=2 * CHUNK_BYTES + 20)
     output.write(b"a" * CHUNK_BYTES)
     output.write(b"b" * CHUNK_BYTES + b"c" * 40)
-    pending = output.pending()
+    pending = output.pending(validation.MAX_OUTPUT_BYTES)
     chunks = [(chunk.start, len(base64.b64decode(chunk.data))) for chunk in pending.chunks]
     assert chunks == [(0, CHUNK_BYTES), (CHUNK_BYTES, 10)]
     output.sent(CHUNK_BYTES + 3)
     output.sent(5)
-    assert [chunk.start for chunk in output.pending().chunks] == [CHUNK_BYTES + 3]
+    assert [chunk.start for chunk in output.pending(validation.MAX_OUTPUT_BYTES).chunks] == [CHUNK_BYTES + 3]
     assert (output.unsent, output.written, output.truncated) == (7, 2 * CHUNK_BYTES + 40, True)
 
 

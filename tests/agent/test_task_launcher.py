@@ -242,6 +242,19 @@ def test_a_call_that_nobody_cancels_and_that_waits_for_what_is_cancelled_has_fai
     assert "await other" in failed.value.traceback
 
 
+def test_processes_of_a_bot_that_leaves_end_as_programs_do(
+    served: Served, timing: Timing, chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working(served, timing, chance, tmp_path) as works:
+        monkeypatch.setitem(vars(task_app.pool), "_client", works.client)
+        for task in (task_app.write_at_exit, task_app.write_at_exit_beside_others):
+            assert task.defer(works.file(task.name)).result(MINUTE) is None
+            assert not Path(works.file(task.name)).exists()
+    assert {each.name for each in tmp_path.glob("*write_at_exit*")} == {
+        task_app.write_at_exit.name, task_app.write_at_exit_beside_others.name
+    }  # fmt: skip
+
+
 def test_standard_output_is_set_up_in_a_warm_process_as_in_any_other(works: Works) -> None:
     assert task_app.reconfigure.defer().result(MINUTE) == "backslashreplace"
 

@@ -113,6 +113,29 @@ def test_a_gateway_that_is_busy_or_away_is_asked_again(status: int) -> None:
     assert len(stands.asked) == 2
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 431])
+@pytest.mark.parametrize("body", [b"<html>", {"message": "Forbidden"}], ids=["page", "json"])
+def test_what_a_proxy_refuses_is_asked_again_and_is_no_word_of_a_gateway(status: int, body: Any) -> None:
+    with gateway(in_turn(Answer(body, status), Answer({"queued": 0}))) as stands, client_for(stands.url) as client:
+        assert client.status() == {"queued": 0}
+    with gateway(in_turn(Answer(body, status))) as stands, client_for(stands.url, patience=0.1) as client:
+        with pytest.raises(LeaseholdError, match=f"is not a Leasehold gateway: it says {status} ") as caught:
+            client.status()
+    assert type(caught.value) is LeaseholdError
+
+
+def test_what_an_earlier_try_has_removed_is_removed() -> None:
+    gone = problem(404, "there is no quota")
+    with gateway(in_turn(Answer(cut=True), gone)) as stands, client_for(stands.url) as client:
+        client.remove_quota("default", "team-a")
+        assert len(stands.asked) == 2
+        with pytest.raises(NotFound):
+            client.remove_quota("default", "team-a")
+    with gateway(in_turn(problem(503, "later"), gone)) as stands, client_for(stands.url) as client:
+        with pytest.raises(NotFound):
+            client.remove_quota("default", "team-a")
+
+
 def test_patience_ends_and_the_last_answer_is_told() -> None:
     with gateway(in_turn(problem(503, "the database cannot be reached"))) as stands:
         with client_for(stands.url, patience=0.1) as client, pytest.raises(NotReady, match="cannot be reached"):
@@ -143,7 +166,8 @@ def test_nobody_at_the_address_and_one_who_does_not_answer_are_told_apart() -> N
         (problem(404, "no such\x1b[2J job"), NotFound, "no such"),
         (problem(409, "the key is taken", code="key_reused"), Conflict, "the key is taken"),
         (problem(500, "the gateway failed"), LeaseholdError, "the gateway answered 500: the gateway failed"),
-        (Answer(b"<html>", 404), NotFound, "Not Found"),
+        (Answer({"detail": "Not Found"}, 404), NotFound, "Not Found"),
+        (Answer(b"<html>", 413), TooLarge, "is larger than a proxy before the gateway accepts"),
         (Answer(b"<html>"), LeaseholdError, "is not a Leasehold gateway"),
     ],
 )

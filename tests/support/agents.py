@@ -20,6 +20,7 @@ from bots.agent.attempts.run import Run
 from bots.agent.workspace import marked_processes
 from bots.protocol import OpenSession, OutputReport, Sync
 from schema import clock
+from schema.validation import MAX_OUTPUT_BYTES
 from tests.support.http import Answer, ReceivedRequest, gateway
 from tests.support.patience import MINUTE
 
@@ -266,7 +267,7 @@ def finish(run: Run, *, within: float = MINUTE) -> protocol.Outcome:
 
 
 def text_of(run: Run) -> str:
-    return b"".join(base64.b64decode(chunk.data) for chunk in run.output.pending().chunks).decode()
+    return b"".join(base64.b64decode(chunk.data) for chunk in run.output.pending(MAX_OUTPUT_BYTES).chunks).decode()
 
 
 def sleeping(seconds: str) -> list[int]:

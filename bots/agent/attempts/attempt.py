@@ -209,7 +209,7 @@ class AttemptRun(ABC):
             **({} if self.inputs is None else {"LEASEHOLD_INPUTS": f"{directory}/{files.inputs}"}),
             "LEASEHOLD_BOT": self._place.workplace.name,
             **self._gpus(),
-            **({} if self.assignment.timeout is None else {"LEASEHOLD_TIMEOUT": f"{self.assignment.timeout:g}"}),
+            **({} if self.assignment.timeout is None else {"LEASEHOLD_TIMEOUT": f"{self.assignment.timeout:.15g}"}),
             MARK: directory,
         }
 

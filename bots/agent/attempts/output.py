@@ -76,10 +76,10 @@ class Output:
         with self._lock:
             return len(self._kept) - self._sent
 
-    def pending(self) -> Pending:
-        """Return the output to send next. It stays pending until `sent` is called."""
+    def pending(self, most: int) -> Pending:
+        """Return the output to send next, at most so many bytes. It stays pending until `sent` is called."""
         with self._lock:
-            end = len(self._kept)
+            end = min(len(self._kept), self._sent + most)
             chunks = [
                 Chunk(start=start, data=base64.b64encode(self._kept[start : min(start + CHUNK_BYTES, end)]).decode())
                 for start in range(self._sent, end, CHUNK_BYTES)

@@ -93,7 +93,7 @@ class Transport:
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
             sent = body if isinstance(body, bytes) else wire.written(body).encode()
-        begun, tries = time.monotonic(), 0
+        begun, tries, may_be_done = time.monotonic(), 0, False
         interruption = interruption_of_thread()
         while True:
             tries += 1
@@ -103,15 +103,21 @@ class Transport:
             except _Unknown as unknown:
                 if interruption is not None:
                     interruption.check()
+                may_be_done = may_be_done or unknown.may_be_done
                 patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
                 if time.monotonic() - begun >= patience:
                     if unknown.answer is not None:
+                        if _is_of_others(unknown.answer):
+                            raise _no_gateway(self.url, unknown.answer) from None
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
                         raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from None
                     reason = "takes connections and does not answer: look at its log and its database"
                     raise NoAnswer(f"the gateway at {self.url} {reason}") from None
             self.rest(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
+        if method == "DELETE" and answer.status == HTTPStatus.NOT_FOUND and may_be_done:
+            # An earlier try has removed it, and its answer was lost.
+            return {}
         if not 200 <= answer.status < 300:
             raise _refusal(answer)
         if answer.status == HTTPStatus.NO_CONTENT:
@@ -142,6 +148,8 @@ class Transport:
             # A connection was accepted, so the address is right and the gateway has an outage.
             self._reached = True
             raise _Unknown(None) from error
+        if _is_of_others(answer):
+            raise _Unknown(answer)
         self._reached = True
         if answer.status in _AGAIN:
             raise _Unknown(answer)
@@ -405,6 +413,13 @@ class _Unknown(Exception):
         super().__init__()
         self.answer = answer
 
+    @property
+    def may_be_done(self) -> bool:
+        """Tell whether the gateway may have executed the request."""
+        if self.answer is None:
+            return not isinstance(self.__cause__, Unreachable)
+        return self.answer.status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
+
 
 def split(url: str) -> SplitResult:
     """Split a gateway's URL into its parts. Raises BadInput if it is not a URL."""
@@ -447,6 +462,19 @@ def _document(answer: Answer, url: str) -> Record:
     if not isinstance(document, dict):
         raise LeaseholdError(f"what answers at {url} is not a Leasehold gateway")
     return document
+
+
+def _is_of_others(answer: Answer) -> bool:
+    """Return whether a proxy refuses a request, as while it is set up anew, and no gateway: those give a reason."""
+    if not 400 <= answer.status < 500 or answer.status in (*_AGAIN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+        return False
+    problem = answer.json()
+    return not (isinstance(problem, dict) and (problem.get("detail") or problem.get("title")))
+
+
+def _no_gateway(url: str, answer: Answer) -> LeaseholdError:
+    said = wire.printable(f"{answer.status} {answer.reason}", 100)
+    return LeaseholdError(f"what answers at {url} is not a Leasehold gateway: it says {said}")
 
 
 def _refusal(answer: Answer) -> LeaseholdError:

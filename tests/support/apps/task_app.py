@@ -1,6 +1,7 @@
 """An app whose tasks do what a test asks for, and fail in every way in which a task can."""
 
 import asyncio
+import atexit
 import contextlib
 import io
 import logging
@@ -219,6 +220,18 @@ def reconfigure() -> str | None:
     """Set up standard output as programs do, and return how it takes what it cannot encode."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is no redirected stream
     return sys.stdout.errors
+
+
+@pool.task
+def write_at_exit(file: str) -> None:
+    """Let the process write a file when it ends."""
+    atexit.register(Path(file).touch)
+
+
+@pool.task
+async def write_at_exit_beside_others(file: str) -> None:
+    """The same in a process that runs several calls."""
+    atexit.register(Path(file).touch)
 
 
 @pool.task
