@@ -2,11 +2,13 @@
 was in force.
 
 Everything is read in one snapshot, in which a job is in the tables or in the journal, and nothing is written. Payloads,
-results, tokens and the output of jobs are not read. A job that never ran gets the median run time of its instance's
-jobs. Nodes of graphs arrive when their parents had ended, so a simulation does not move them. The time of an attempt is
-that of its lease, which includes the delays of bots and gateways; simulated bots add none.
+results, tokens and the output of jobs are not read. A job whose run has not ended by itself gets the median run time of
+those jobs of its instance that ran for longer than it has. Nodes of graphs arrive when their parents had ended, so a
+simulation does not move them. The time of an attempt is that of its lease, which includes the delays of bots and
+gateways; simulated bots add none.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -158,21 +160,23 @@ def _are_properties(stored: Any) -> bool:
     )
 
 
-def _usual(found: Sequence[Row]) -> Mapping[str, float]:
-    """The median run time of each instance, and under '' that of all; a minute if nothing has run."""
+def _usual(found: Sequence[Row]) -> Mapping[str, Sequence[float]]:
+    """The run times of each instance in order, and under '' those of all; a minute if nothing has run."""
     runs: dict[str, list[float]] = {"": []}
     for row in found:
         for seconds, _ in () if row.begun else row.attempts:
             runs.setdefault(row.request["instance"], []).append(float(seconds))
             runs[""].append(float(seconds))
-    return {name: median(each) if each else 60.0 for name, each in runs.items()}
+    return {name: sorted(each) or [60.0] for name, each in runs.items()}
 
 
-def _job(row: Row, usual: Mapping[str, float]) -> PastJob:
+def _job(row: Row, usual: Mapping[str, Sequence[float]]) -> PastJob:
     attempts = [Attempt(max(0.0, float(seconds)), verdict) for seconds, verdict in row.attempts]
     if not attempts or not row.is_over:
-        guess = usual.get(row.request["instance"], usual[""])
-        attempts.append(Attempt(max(guess, row.at_least or 0.0), "succeeded"))
+        ran, runs = row.at_least or 0.0, usual.get(row.request["instance"], usual[""])
+        # What has run for long already is one of those that run for long.
+        longer = runs[bisect_right(runs, ran) :]
+        attempts.append(Attempt(median(longer) if longer else ran, "succeeded"))
     cancelled = row.cancelled if row.at_least is None else None
     public_id = None if row.public_id is None else str(row.public_id)
     return PastJob(str(row.id), row.arrived, cancelled, row.begun, row.is_over, row.request, attempts, public_id)

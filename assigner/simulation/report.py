@@ -9,6 +9,8 @@ from assigner.simulation.records import JobRecord, LeaseRecord, Records
 
 #: Verdicts of attempts whose work counts.
 USEFUL = frozenset({"succeeded", "failed"})
+#: By how much a part of many jobs may be off, for want of digits.
+ROUNDING = 1e-9
 #: Jobs of an instance, from which on its waits say something about the replay.
 LEAST_JOBS = 20
 
@@ -17,7 +19,10 @@ LEAST_JOBS = 20
 class Waits:
     """Of some jobs: how many became ready, those of them that have not started, and waits for the start in seconds.
 
-    A job that has not started counts with its wait until it was given up or the span ended: the least that it can be.
+    Of a job that has not started it is known only that it waits for longer than until it was given up, or the span
+    ended. From then on it says no more: the quantiles are those of E. Kaplan, P. Meier, "Nonparametric estimation from
+    incomplete observations", 1958. known: the part up to which they are known, 0 to 1; one above it is the longest wait
+    so far, which is the least that it can be.
     """
 
     jobs: int
@@ -25,6 +30,11 @@ class Waits:
     p50: float
     p95: float
     most: float
+    known: float = 1.0
+
+    def is_known(self, field: str) -> bool:
+        """Return whether a wait is known, and not only the least that it can be."""
+        return self.waiting == 0 if field == "most" else {"p50": 0.5, "p95": 0.95}[field] <= self.known + ROUNDING
 
 
 @dataclass(frozen=True)
@@ -106,9 +116,19 @@ def _waits(jobs: Iterable[JobRecord], records: Records, group: Callable[[JobReco
 
 
 def _of(jobs: Sequence[JobRecord], records: Records) -> Waits:
-    waits = sorted(wait_of(job, records) for job in jobs)
-    waiting = sum(job.started is None for job in jobs)
-    return Waits(len(jobs), waiting, quantile(waits, 0.5), quantile(waits, 0.95), waits[-1])
+    # Of equal waits those that ended with a start come first: the others are longer.
+    waits = sorted((wait_of(job, records), job.started is None) for job in jobs)
+    waiting = sum(still for _, still in waits)
+    longest, left, found = waits[-1][0], 1.0, list[float]()
+    parts = [0.5, 0.95]
+    for nth, (wait, still) in enumerate(waits):
+        if not still:
+            left *= 1.0 - 1.0 / (len(waits) - nth)
+            while parts and 1.0 - left >= parts[0] - ROUNDING:
+                found.append(wait)
+                del parts[0]
+    p50, p95 = [*found, *(longest for _ in parts)]
+    return Waits(len(jobs), waiting, p50, p95, longest, 1.0 - left)
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:

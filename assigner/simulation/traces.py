@@ -55,7 +55,7 @@ def read_trace(path: Path, bots: Sequence[PastBot] | None, *, span: float | None
     """Read the trace at `path`, which may be packed by gzip. Its kind is found from its first line.
 
     bots: where its jobs run; None = those that the trace tells, as only SWF does. span: seconds of it that are repeated
-    from its first arrival; None = until its last arrival. Raises BadInput.
+    from its first arrival; None = until its runs would have ended without waits. Raises BadInput.
     """
     try:
         with _opened(path) as file:

@@ -31,12 +31,14 @@ _COLUMNS = """id, policy, base, kind, names, steps, step, every, guards, least, 
     untried, measured, begun_at, step_at, ended_at, outcome, why"""
 _RUNNING = Statement(f"SELECT {_COLUMNS} FROM policy_canaries WHERE ended_at IS NULL FOR NO KEY UPDATE")
 _LAST = Statement(f"SELECT {_COLUMNS} FROM policy_canaries ORDER BY id DESC LIMIT 1")
-# One process looks at a time. If it dies, another one does so after :pause seconds.
+# One process looks at a time. If it dies, another one does so after :pause seconds. If the clock was set back, times of
+# the future count as now: a look would come too late, and a step that has not begun would count nothing.
 _CLAIM = Statement(f"""
-UPDATE policy_canaries SET looked_at = clock_timestamp()
+UPDATE policy_canaries SET looked_at = clock_timestamp(), step_at = least(step_at, clock_timestamp())
 WHERE id IN (
     SELECT id FROM policy_canaries
-    WHERE ended_at IS NULL AND (looked_at IS NULL OR looked_at <= clock_timestamp() - make_interval(secs => :pause))
+    WHERE ended_at IS NULL
+        AND (looked_at BETWEEN clock_timestamp() - make_interval(secs => :pause) AND clock_timestamp()) IS NOT TRUE
     FOR NO KEY UPDATE SKIP LOCKED)
 RETURNING {_COLUMNS}, extract(epoch FROM clock_timestamp() - step_at)::double precision AS lasted,
     (SELECT CAST(p.content -> 'settings' -> '{TRIAL}' ->> 'id' AS integer)

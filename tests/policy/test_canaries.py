@@ -244,6 +244,18 @@ def test_it_is_counted_how_often_successive_waits_cross_a_quantile(pool: Pool) -
     assert crossed("j.id % 2 = 0") == (39, 3)
 
 
+def test_a_trial_is_looked_at_although_the_clock_was_set_back(
+    operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    begun(pool, tenancy, operator)
+    assert judged(pool)[0] == "looked"
+    pool.change("UPDATE policy_canaries SET looked_at = now() + interval '1 h', step_at = now() + interval '1 h'")
+    looked = pool.database.run(lambda c: canaries.claim(c, pause=5.0))
+    assert looked is not None
+    assert 0.0 <= looked.lasted < 1.0
+    assert pool.database.run(lambda c: canaries.claim(c, pause=5.0)) is None
+
+
 def test_jobs_that_have_long_waited_count_only_when_nothing_starts_any_more(
     operator: httpx.Client, pool: Pool, tenancy: Tenancy
 ) -> None:

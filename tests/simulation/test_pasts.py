@@ -13,7 +13,7 @@ from assigner.simulation.past import Attempt, Past, PastBot, PastJob, onwards, s
 from assigner.simulation.plot import units_in_use, waits
 from assigner.simulation.records import JobRecord, LeaseRecord, Records
 from assigner.simulation.replay import exact_step
-from assigner.simulation.report import losers, measure
+from assigner.simulation.report import Waits, losers, measure
 from assigner.simulation.traces import read_trace
 
 SWF = """; MaxNodes: 2
@@ -191,6 +191,27 @@ def test_the_figures_say_what_was_lost_unmet_unfair_late_and_near() -> None:
     assert [(each.name, each.before, each.after) for each in losers(records, later)] == [("1", 0.0, 30.0)]
     assert sum(units_in_use(records, ["red"])["red"]) == pytest.approx(40 / (100 / 60))
     assert waits(records, [])["others"][0] == 0.0
+
+
+def test_jobs_that_have_not_started_say_only_that_their_waits_are_longer(chance: random.Random) -> None:
+    def measured(until: float) -> Waits:
+        jobs = []
+        for nth, (queued, start) in enumerate(times):
+            started = None if start > until else start
+            jobs.append(JobRecord(f"{nth}", "red", None, 0, queued, started, None, "queued", None, None))
+        found = measure(Records(0.0, until, jobs, [], {}, 0, 1, 1.0, 0.0)).overall
+        assert found is not None
+        return found
+
+    times = [(queued, queued + chance.expovariate(1 / 100)) for queued in (chance.uniform(0, 300) for _ in range(4000))]
+    found, all_of_them = measured(300.0), measured(1e6)
+    waits = sorted(start - queued for queued, start in times)
+    assert (all_of_them.p50, all_of_them.p95, all_of_them.most) == (waits[1999], waits[3799], waits[-1])
+    assert found.waiting > 1000
+    assert found.p50 == pytest.approx(all_of_them.p50, rel=0.1), "the median of the waits so far is 50 s"
+    assert (all_of_them.is_known("most"), found.is_known("p50"), found.is_known("most")) == (True, True, False)
+    few = measured(50.0)
+    assert (few.is_known("p95"), few.p95) == (False, few.most)
 
 
 @pytest.mark.parametrize("wanted", [0.1, 2.35, 10 / 3])

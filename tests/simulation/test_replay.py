@@ -58,6 +58,18 @@ def figures(rows: list[str]) -> dict[tuple[str, ...], list[str]]:
     return {tuple(row.split()[:2]): row.split()[2:] for row in rows}
 
 
+def test_what_has_run_for_long_is_taken_for_one_of_those_that_run_for_long(pool: Pool, past: list[Any]) -> None:
+    pool.submit(2, instance="red")
+    pool.bot("long", capacity=2)
+    pool.assigner().run_once()
+    pool.change("UPDATE leases SET ended_at = granted_at + interval '90 s' WHERE job_id IN (1, 2, 3)")
+    pool.change("UPDATE jobs SET queued_at = now() - interval '50 s' WHERE id > 24")
+    pool.change("UPDATE leases SET granted_at = now() - interval '20 s' WHERE job_id = 25")
+    pool.change("UPDATE leases SET granted_at = now() WHERE job_id = 26")
+    found = pool.database.run(lambda connection: history.read(connection, 300.0))
+    assert [round(job.attempts[-1].seconds) for job in found.jobs[-2:]] == [90, 2]
+
+
 def test_a_past_is_replayed_as_it_was_and_its_report_is_kept(
     pool: Pool, past: list[Any], console: Console, tmp_path: Path
 ) -> None:

@@ -45,6 +45,16 @@ Figure = Callable[[Measured], float | None]
 
 
 @dataclass(frozen=True)
+class _Row:
+    """A row of the table: its titles, its figure, how that is told, and whether it is only the least that it can be."""
+
+    title: tuple[str, str]
+    figure: Figure
+    told: Callable[[float], str]
+    is_least: Callable[[Measured], bool] = lambda _: False
+
+
+@dataclass(frozen=True)
 class Told:
     """The report in words. head: lines above the table. losers: rows by what was tried, which have `LOSERS`."""
 
@@ -58,7 +68,7 @@ def told(result: Result) -> Told:
     """Put a result into words."""
     shown = {} if result.real is None else {REAL: result.real}
     shown |= {name: each.replayed.measured for name, each in result.outcomes.items()}
-    rows = [[*title, *(_cell(result, run, figure, tell) for run in shown)] for title, figure, tell in _rows(shown)]
+    rows = [[*row.title, *(_cell(result, run, row) for run in shown)] for row in _rows(shown)]
     ids = {job.name: job.public_id or job.name for job in result.past.jobs}
     losers = {name: [_loser(each, ids) for each in lost] for name, lost in result.lost.items() if lost}
     return Told([*_head(result)], ["instance", "figure", *shown], rows, losers)
@@ -118,7 +128,7 @@ def _head(result: Result) -> Iterator[str]:
     else:
         yield (
             f"Median and 95 % waits of the replay differ from the real ones by up to {result.error:.0%}, of instances "
-            f"with {report.LEAST_JOBS} jobs."
+            f"with {report.LEAST_JOBS} jobs or more."
         )
         yield "'=': a change of no more than that."
     shaken = len(result.outcomes[result.base].shaken)
@@ -126,34 +136,41 @@ def _head(result: Result) -> Iterator[str]:
         yield f"In brackets: what 90 % of {plural(shaken, 'replay')} with shaken arrivals and run times lie between."
 
 
-def _rows(shown: Mapping[str, Measured]) -> Iterator[tuple[tuple[str, str], Figure, Callable[[float], str]]]:
-    """Each row: its titles, its figure, and how that is told."""
+def _rows(shown: Mapping[str, Measured]) -> Iterator[_Row]:
     measured = [*shown.values()]
     for group in ("waits", "classes"):
         for name in sorted({name for each in measured for name in getattr(each, group)}):
             for title, field in (("median", "p50"), ("95 %", "p95"), ("longest", "most")):
-                yield (f"class {name}" if group == "classes" else name, title), _of_waits(group, name, field), duration
+                yield _Row((f"class {name}" if group == "classes" else name, title), *_of_waits(group, name, field))
     for name in sorted({name for each in measured for name in each.unmet}):
-        yield (name, "below minimum"), lambda each, name=name: each.unmet.get(name), duration  # type: ignore[misc]
-    yield (POOL, "starts"), lambda each: each.starts, _whole
-    yield (POOL, "evictions"), lambda each: each.evictions, _whole
-    yield (POOL, "in use"), lambda each: each.utilisation, _part
-    yield (POOL, "of it lost"), lambda each: each.lost, _part
-    yield (POOL, "unstarted"), lambda each: sum(waits.waiting for waits in each.waits.values()), _whole
+        yield _Row((name, "below minimum"), lambda each, name=name: each.unmet.get(name), duration)  # type: ignore[misc]
+    yield _Row((POOL, "starts"), lambda each: each.starts, _whole)
+    yield _Row((POOL, "evictions"), lambda each: each.evictions, _whole)
+    yield _Row((POOL, "in use"), lambda each: each.utilisation, _part)
+    yield _Row((POOL, "of it lost"), lambda each: each.lost, _part)
+    yield _Row((POOL, "unstarted"), lambda each: sum(waits.waiting for waits in each.waits.values()), _whole)
     if any(each.fairness is not None for each in measured):
-        yield (POOL, "fairness"), lambda each: each.fairness, lambda value: f"{value:.3f}"
+        yield _Row((POOL, "fairness"), lambda each: each.fairness, lambda value: f"{value:.3f}")
     if any(each.due for each in measured):
-        yield (POOL, "late"), lambda each: each.late, _whole
+        yield _Row((POOL, "late"), lambda each: each.late, _whole)
     if any(each.hinted for each in measured):
-        yield (POOL, "near"), lambda each: each.near / each.hinted if each.hinted else None, _part
+        yield _Row((POOL, "near"), lambda each: each.near / each.hinted if each.hinted else None, _part)
 
 
-def _of_waits(group: str, name: str, field: str) -> Figure:
+def _of_waits(group: str, name: str, field: str) -> tuple[Figure, Callable[[float], str], Callable[[Measured], bool]]:
+    """The figure of a row of waits, how it is told, and whether it is only the least that it can be."""
+
+    def waits(measured: Measured) -> Waits | None:
+        found: Waits | None = getattr(measured, group).get(name)
+        return found
+
     def figure(measured: Measured) -> float | None:
-        waits: Waits | None = getattr(measured, group).get(name)
-        return None if waits is None else float(getattr(waits, field))
+        return None if (found := waits(measured)) is None else float(getattr(found, field))
 
-    return figure
+    def is_least(measured: Measured) -> bool:
+        return (found := waits(measured)) is not None and not found.is_known(field)
+
+    return figure, duration, is_least
 
 
 def _whole(value: float) -> str:
@@ -164,20 +181,22 @@ def _part(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _cell(result: Result, run: str, figure: Figure, told: Callable[[float], str]) -> str:
+def _cell(result: Result, run: str, row: _Row) -> str:
     """A figure in words, with its interval; under a tried policy, with a mark if it is no other than in the replay."""
-    if run == REAL:
-        value = figure(result.real) if result.real else None
-        return "-" if value is None else told(value)
-    outcome, base = result.outcomes[run], result.outcomes[result.base]
-    value, before = figure(outcome.replayed.measured), figure(base.replayed.measured)
-    if value is None:
+    figure, told = row.figure, row.told
+    base, outcome = result.outcomes[result.base], result.outcomes.get(run)
+    measured = result.real if outcome is None else outcome.replayed.measured
+    value = None if measured is None else figure(measured)
+    if measured is None or value is None:
         return "-"
-    words = told(value)
+    words = f"at least {told(value)}" if row.is_least(measured) else told(value)
+    if outcome is None:
+        return words
     shaken = sorted(each for each in map(figure, outcome.shaken) if each is not None)
     if shaken:
         low, high = (told(report.quantile(shaken, part)) for part in (TAIL, 1 - TAIL))
-        words += "" if low == high == words else f" ({low} to {high})"
+        words += "" if low == high == told(value) else f" ({low} to {high})"
+    before = figure(base.replayed.measured)
     if run != result.base and before is not None and told is duration and not _is_changed(result, run, figure):
         words = f"= {words}"
     return words
