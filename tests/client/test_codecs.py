@@ -3,10 +3,10 @@
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import InitVar, dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any, NewType, TypedDict
+from typing import Any, Literal, NewType, TypedDict
 from uuid import UUID
 
 import pytest
@@ -16,7 +16,7 @@ from leasehold.errors import BadInput
 from leasehold.tasks.arguments import decode_call, decode_result, encode_call, encode_result
 from leasehold.tasks.codecs import codec_of
 from leasehold.wire import JsonSerialiser
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 JSON = JsonSerialiser()
 DAY = timedelta(hours=23)
@@ -160,6 +160,82 @@ def test_a_process_with_another_annotation_says_which_argument_it_cannot_read() 
     codec: Any = codec_of(Late)
     with pytest.raises(ValueError, match="'Late' has no field 'by'"):
         codec.decode({"at": "2026-01-01", "by": 1})
+
+
+@dataclass
+class Price:
+    """It computes when it is made."""
+
+    euros: Decimal
+    cents: Decimal = field(init=False)
+    changed: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.cents = 100 * self.euros
+
+
+@dataclass
+class Scaled:
+    """It cannot be made again of what it is."""
+
+    amount: int
+
+    def __post_init__(self) -> None:
+        self.amount *= 100
+
+
+@dataclass
+class Started:
+    """It is made of more than what it keeps."""
+
+    at: date
+    shift: InitVar[int]
+
+    def __post_init__(self, shift: int) -> None:
+        self.at += timedelta(days=shift)
+
+
+class Aliased(BaseModel):
+    """It is dumped by another name than it is read by."""
+
+    name: str = Field(validation_alias="title")
+
+
+class Tree(TypedDict):
+    """It names itself."""
+
+    below: "list[Tree]"
+    at: date
+
+
+def test_a_class_that_computes_when_it_is_made_comes_back_equal_or_is_refused() -> None:
+    def take(price: Price, scaled: Scaled, started: Started, aliased: Aliased) -> Price: ...
+
+    price = Price(Decimal("1.20"))
+    for changed in (0, 5):
+        price.changed = changed
+        (found, *_), _ = decode_call(take, JSON, encode_call(take, JSON, (price, None, None, None), {}))
+        assert found == price
+    stored = json.loads(encode_call(take, JSON, (Price(Decimal(1)), None, None, None), {}))
+    assert stored["args"][0] == {"euros": "1"}, "as it was stored before"
+    refused: list[tuple[str, Any, str]] = [
+        ("scaled", Scaled(3), "does not come back equal: 'Scaled' changes 'amount' when it is made"),
+        ("started", Started(date.min, 1), "cannot be made of the fields of 'Started' alone: .*'shift'"),
+        ("aliased", Aliased(title="x"), "does not come back from the JSON of 'Aliased': 1 validation error"),
+    ]
+    for name, value, reason in refused:
+        others = dict.fromkeys({"price", "scaled", "started", "aliased"} - {name}, None)
+        with pytest.raises(BadInput, match=f"^{name}: {reason}") as told:
+            encode_call(take, JSON, (), {name: value, **others})
+        assert "\n" not in str(told.value)
+
+
+def test_types_that_name_themselves_and_unions_with_plain_values_are_read() -> None:
+    def take(tree: Tree, mixed: list[float | date], when: Literal["now"] | datetime) -> None: ...
+
+    tree: Tree = {"below": [{"below": [], "at": date.min}], "at": date.max}
+    given = [tree, [1, 1.5, date.max], "now"]
+    assert decode_call(take, JSON, encode_call(take, JSON, tuple(given), {})) == (given, {})
 
 
 class Login(BaseModel):

@@ -20,6 +20,17 @@ from tests.support.apps.example_app import an_order, divide, double, greet
 
 pytest_plugins = ["leasehold.testing"]
 pool = example_app.pool
+_fences: list[list[int]] = []
+
+
+@pool.task
+def come_again() -> list[list[int]]:
+    """Ask twice to be run again, and return the attempt and the fence of each run."""
+    here = leasehold.current()
+    _fences.append([here.attempt, here.fence])
+    if len(_fences) < 3:
+        raise leasehold.Again(60)
+    return _fences
 
 
 def test_every_example_tells_the_same_in_this_process_and_on_a_pool(
@@ -204,3 +215,23 @@ def test_equal_calls_are_kept_refused_replaced_and_put_off_as_in_a_pool() -> Non
         assert (first.id, second.created, jobs.run_delayed(), first.result()) == (second.id, False, 1, "Hello c")
     with pytest.raises(leasehold.BadInput, match="debounce: means nothing without unique"):
         greet.using(unique=False, debounce=5).defer("a")
+
+
+def test_what_tasks_keep_elsewhere_is_found_by_a_name_of_its_own() -> None:
+    ids = []
+    for _ in range(2):
+        with inline():
+            ids.append(greet.defer("a").id)
+    assert len(set(ids)) == 2
+    with inline():
+        assert come_again.defer().result() == [[1, 1], [1, 2], [1, 3]]
+
+
+def test_a_list_of_calls_with_a_refused_one_is_not_submitted() -> None:
+    with inline() as jobs:
+        greet.using(key="k").defer("a")
+        before = dict(jobs.jobs)
+        with pytest.raises(leasehold.Conflict, match="was used before"):
+            jobs.call("POST", "/v1/jobs", body={"jobs": [greet.using(key=key).request(key) for key in ("new", "k")]})
+        assert jobs.jobs == before
+        assert greet.using(key="new").defer("b").result() == "Hello b"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -94,12 +94,27 @@ def _of_class(found: type) -> Codec | None:
     if hasattr(found, "model_validate_json") and hasattr(found, "model_dump_json"):
         return Model(found)
     if dataclasses.is_dataclass(found):
-        return Fields(found, tuple(each.name for each in dataclasses.fields(found) if each.init))
+        return _dataclass(found)
     if issubclass(found, tuple) and hasattr(found, "_fields"):
         return Fields(found, found._fields)
     if typing.is_typeddict(found):
-        return Keys(found) if any(codec_of(hint) for hint in typing.get_type_hints(found).values()) else None
+        return Keys(found) if any(map(_has_codec, typing.get_type_hints(found).values())) else None
     return None
+
+
+def _has_codec(annotation: Any) -> bool:
+    try:
+        return codec_of(annotation) is not None
+    except RecursionError:  # a type that names itself, of which the others decide
+        return False
+
+
+def _dataclass(cls: Any) -> "Fields":
+    """Return the codec of a dataclass. One that computes something when it is made may not come back equal."""
+    fields = dataclasses.fields(cls)
+    later = tuple(each.name for each in fields if not each.init)
+    computes = bool(later) or hasattr(cls, "__post_init__") or not cls.__dataclass_params__.init
+    return Fields(cls, tuple(each.name for each in fields if each.init), later, computes)
 
 
 def _refuse(value: Any, wanted: str) -> ValueError:
@@ -168,8 +183,13 @@ class Model:
         if type(value) is not self.cls:
             raise _refuse(value, self.cls.__name__)
         found = value.model_dump(mode="json", by_alias=True, round_trip=True)
+        try:
+            again = self.decode(found)
+        except ValueError as error:
+            told = str(error).partition("\n")[0]
+            raise ValueError(f"does not come back from the JSON of '{self.cls.__name__}': {told}") from None
         # A secret is dumped as asterisks, and a field may be left out of what is dumped.
-        if self.decode(found) != value:
+        if again != value:
             raise ValueError(f"does not come back equal from the JSON of '{self.cls.__name__}': a field is kept back")
         return found
 
@@ -178,28 +198,58 @@ class Model:
         return self.cls.model_validate_json(json.dumps(found))
 
 
+#: Stands for a field that is not set.
+_MISSING = object()
+
+
 @dataclass(frozen=True)
 class Fields:
-    """Instances of a dataclass or of a named tuple: an object of their fields."""
+    """Instances of a dataclass or of a named tuple: an object of their fields.
+
+    names: the fields with which an instance is made. later: those that are set afterwards. computes: it computes when
+    it is made, so that what comes back may be another value.
+    """
 
     cls: type
     names: tuple[str, ...]
+    later: tuple[str, ...] = ()
+    computes: bool = False
 
     @cached_property
     def _codecs(self) -> dict[str, Codec | None]:
         # Not before they are used: a class may have itself in a field.
         hints = typing.get_type_hints(self.cls)
-        return {name: codec_of(hints.get(name, Any)) for name in self.names}
+        return {name: codec_of(hints.get(name, Any)) for name in (*self.names, *self.later)}
 
     def encode(self, value: Any) -> Any:
         if type(value) is not self.cls:
             raise _refuse(value, self.cls.__name__)
-        return {name: _inside(name, codec, getattr(value, name)) for name, codec in self._codecs.items()}
+        found = {name: _inside(name, self._codecs[name], getattr(value, name)) for name in self.names}
+        return self._checked(found, value) if self.computes else found
+
+    def _checked(self, found: dict[str, Any], value: Any) -> dict[str, Any]:
+        """Return what makes an equal value of these fields. Raises ValueError if nothing does."""
+        try:
+            again = self.decode(found)
+        except TypeError as error:
+            raise ValueError(f"cannot be made of the fields of '{self.cls.__name__}' alone: {error}") from None
+        for name in self.later:
+            if hasattr(value, name) and getattr(value, name) != getattr(again, name, _MISSING):
+                found[name] = _inside(name, self._codecs[name], getattr(value, name))
+        for name in self.names:
+            if getattr(again, name) != getattr(value, name):
+                raise ValueError(f"does not come back equal: '{self.cls.__name__}' changes '{name}' when it is made")
+        return found
 
     def decode(self, found: Any) -> Any:
         if unknown := found.keys() - self._codecs.keys():
             raise ValueError(f"'{self.cls.__name__}' has no field '{min(unknown)}'")
-        return self.cls(**{name: decode(self._codecs[name], each) for name, each in found.items()})
+        values = {name: decode(self._codecs[name], each) for name, each in found.items()}
+        made = self.cls(**{name: each for name, each in values.items() if name not in self.later})
+        for name in self.later:
+            if name in values:
+                object.__setattr__(made, name, values[name])  # also of a frozen class
+        return made
 
 
 @dataclass(frozen=True)
@@ -358,7 +408,7 @@ class OneOf:
                 return {"type": name, "value": codec.encode(value)}
             except ValueError:
                 continue
-        if any(type(value) is (typing.get_origin(each) or each) for each in self.members):
+        if any(map(partial(_is_plain, value), self.members)):
             return {"value": value}
         raise _refuse(value, " | ".join(getattr(each, "__name__", str(each)) for each in self.members))
 
@@ -368,6 +418,14 @@ class OneOf:
         if not isinstance(found, dict):
             raise ValueError("does not tell which type of the union it has")
         return self._codecs[found["type"]].decode(found["value"]) if "type" in found else found["value"]
+
+
+def _is_plain(value: Any, annotation: Any) -> bool:
+    """Return whether the annotation takes this value, which is JSON."""
+    origin = typing.get_origin(annotation) or annotation
+    if origin is typing.Literal:
+        return any(type(each) is type(value) and each == value for each in typing.get_args(annotation))
+    return type(value) is origin or (type(value) is int and origin is float)
 
 
 def _inside(place: str, codec: Codec | None, value: Any) -> Any:

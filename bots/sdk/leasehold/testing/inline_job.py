@@ -23,6 +23,8 @@ class InlineJob:
     request: Record
     state: JobState = JobState.QUEUED
     attempts: int = 0
+    #: The number of the last run: unlike that of attempts it grows with each.
+    fence: int = 0
     exit_code: int | None = None
     reason: str | None = None
     result: Any = None
@@ -114,7 +116,7 @@ class InlineAttempt(Attempt):
             {
                 "LEASEHOLD_JOB": job.id,
                 "LEASEHOLD_ATTEMPT": str(job.attempts),
-                "LEASEHOLD_FENCE": str(job.attempts),
+                "LEASEHOLD_FENCE": str(job.fence),
                 "LEASEHOLD_INSTANCE": job.instance,
                 **({} if limit is None else {"LEASEHOLD_TIMEOUT": str(limit)}),
             }

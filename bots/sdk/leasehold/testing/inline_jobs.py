@@ -117,8 +117,10 @@ class InlineJobs(Transport):
         self._unique: dict[tuple[str, str], InlineJob] = {}
         self._changed = threading.Condition()
         self._graphs = InlineGraphs(self._new, self._start)
-        # Ids in the order of their making, as a pool's are.
-        self._ids = (uuid.UUID(int=number | 0x7000_8000_0000_0000_0000) for number in range(1, 2**48))
+        # Ids in the order of their making, as a pool's are. Those of another block or process are others, because
+        # tasks name by them what they keep elsewhere.
+        block = random.SystemRandom().getrandbits(48) << 80 | 0x7000_8000_0000_0000_0000
+        self._ids = (uuid.UUID(int=block | number) for number in range(1, 2**48))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -156,7 +158,7 @@ class InlineJobs(Transport):
             case "GET", ["v1", "jobs", job, "result"]:
                 if (found := self._job(job)).result is None:
                     raise NotFound(f"job {job} has no result")
-                return {"result": found.result, "fence": found.attempts}
+                return {"result": found.result, "fence": found.fence}
             case "POST", ["v1", "graphs"]:
                 return self._submit_graph(asked)
             case "GET", ["v1", "graphs", graph]:
@@ -177,16 +179,30 @@ class InlineJobs(Transport):
             self._check(request)
         answers: list[Record] = []
         new: list[InlineJob] = []
-        for number, request in enumerate(requests):
-            with self._changed:
+        with self._all_or_none():
+            for number, request in enumerate(requests):
                 id, created = self._made(number, request)
-            answers.append({"id": id, "created": created})
-            job = self._job(id)
-            if created or (job.state is JobState.QUEUED and job.due is None and job not in new):
-                new.append(job)
+                answers.append({"id": id, "created": created})
+                job = self._job(id)
+                if created or (job.state is JobState.QUEUED and job.due is None and job not in new):
+                    new.append(job)
         for job in new:
             self._start(job)
         return answers
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Take back what was made if one request of a list is refused, as a pool does."""
+        with self._changed:
+            before = dict(self.jobs), dict(self._joined), dict(self._keys), dict(self._unique)
+            waiting = [(job, job.request, job.due, job.kept_until) for job in self.jobs.values() if not job.is_final]
+            try:
+                yield
+            except LeaseholdError:
+                self.jobs, self._joined, self._keys, self._unique = before
+                for job, request, due, kept_until in waiting:
+                    job.request, job.due, job.kept_until = request, due, kept_until
+                raise
 
     def _submit_graph(self, graph: Record) -> Record:
         for name in sorted(graph.keys() & {"callback"} - self._ignored):
@@ -287,7 +303,7 @@ class InlineJobs(Transport):
         again = 0
         while not job.is_final:
             with self._changed:
-                job.state, job.attempts = JobState.RUNNING, job.attempts + 1
+                job.state, job.attempts, job.fence = JobState.RUNNING, job.attempts + 1, job.fence + 1
                 job.started_at, job.thread = datetime.now(UTC), threading.get_ident()
                 attempt = InlineAttempt(job)
                 call = job.call = InlineCall(pool, name, job.request["stdin"], attempt)
