@@ -9,7 +9,7 @@ from typing import Any, cast
 import leasehold
 import pytest
 from leasehold.client import Client
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, NotFound
 from leasehold.graphs import GraphRequest, GraphState, Node
 from leasehold.tasks.arguments import decode_call, encode_call
 from leasehold.tasks.node_results import NodeResult
@@ -94,6 +94,9 @@ def test_the_values_of_a_group_are_read_together() -> None:
     nodes = [{"node": number, "job": id, "state": "succeeded"} for number, id in enumerate(ids)]
     assert calls.value(cast(Client, SimpleNamespace(results=results)), nodes) == list(range(30))
     assert asked == [ids]
+    gone = [*nodes[:-1], nodes[-1] | {"job": None}]
+    with pytest.raises(NotFound, match="node 29 ended long ago, and its job with its result is not kept any more"):
+        calls.value(cast(Client, SimpleNamespace(results=results)), gone)
 
 
 class Own:

@@ -421,6 +421,7 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
         (failed,) = task_app.pool.gather([job], return_errors=True)
         assert (failed.kind, NotSucceeded(A_JOB, JobState(state), reason).kind) == (kind, kind)
         assert str(failed).count(kind) <= 1, "it is told once, in the words of the reason"
+    assert NotSucceeded(A_JOB, JobState.FAILED, "ValueError: no", exit_code=1).kind is EndKind.EXIT_CODE
     program.script = ended("running")
     with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}") as going:
         job.result(timeout=0.01)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
 
 from leasehold.client import Client
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, NotFound
 from leasehold.graphs import AsyncSubmittedGraph, CallbackOn, GraphRequest, Node, SubmittedGraph
 from leasehold.jobs import NodeFields
 from leasehold.tasks.task import IN_TURN, Signature, TaskJob, values_of
@@ -115,11 +115,17 @@ class CallGraph(Hinting, GraphRequest):
         return AsyncDeferredCalls(pool, DeferredCalls(pool.client, answer, self))
 
     def value(self, client: Client, nodes: Sequence[Record]) -> Any:
-        """Return the value of the last step, from the nodes of the graph. Raises TaskFailed if one has failed."""
+        """Return the value of the last step, from the nodes of the graph.
+
+        Raises TaskFailed if one has failed, NotFound if the job of one that counts is not kept any more.
+        """
         jobs = {Node(each["node"]): each["job"] for each in nodes}
         # The callback is no call of these, and ends as cancelled if it has nothing to do.
         bad = [node for each in nodes if (node := Node(each["node"])) in self._calls and each["state"] in _ENDED_BADLY]
-        calls = [TaskJob[Any](jobs[node], created=True, task=self._calls[node].task) for node in bad[:1] or self._last]
+        told = bad[:1] or self._last
+        if gone := [node for node in told if jobs[node] is None]:
+            raise NotFound(f"node {gone[0].number} ended long ago, and its job with its result is not kept any more")
+        calls = [TaskJob[Any](jobs[node], created=True, task=self._calls[node].task) for node in told]
         values = values_of(calls, client.results([each.id for each in calls]), return_errors=False)
         return values if self._is_group else values[0]
 

@@ -142,12 +142,15 @@ class NotSucceeded(LeaseholdError):
     """A job ended without success.
 
     job: its id. state: the state in which it ended. reason: why, if anything is known. kind: the same in a word.
+    exit_code: that of its command, if it ended by itself.
     """
 
-    def __init__(self, job: str, state: JobState, reason: str | None) -> None:
+    def __init__(self, job: str, state: JobState, reason: str | None, *, exit_code: int | None = None) -> None:
         super().__init__(f"job {job} is {state}" + (f": {reason}" if reason else ""))
-        self.job, self.state, self.reason = job, state, reason
-        self.kind: EndKind = end_kind(state, reason)
+        self.job, self.state, self.reason, self.exit_code = job, state, reason, exit_code
+        kind = end_kind(state, reason)
+        # Of a task the reason is its error.
+        self.kind: EndKind = EndKind.EXIT_CODE if kind is EndKind.NO_RESULT and exit_code else kind
 
 
 class NotReady(LeaseholdError):

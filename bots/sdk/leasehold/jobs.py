@@ -274,7 +274,7 @@ class Result:
     def check(self) -> Self:
         """Return this result if the job has succeeded; raise NotSucceeded."""
         if not self.succeeded:
-            raise NotSucceeded(self.id, self.state, self.reason)
+            raise NotSucceeded(self.id, self.state, self.reason, exit_code=self.exit_code)
         return self
 
     @classmethod
