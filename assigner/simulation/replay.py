@@ -9,6 +9,8 @@ from itertools import groupby
 from statistics import median
 from typing import Protocol
 
+from leasehold.errors import BadInput
+
 from assigner.admission.checkers import CheckerSettings
 from assigner.operator_resources.versions import restore
 from assigner.settings import PoolSettings
@@ -22,6 +24,7 @@ from schema.moves.submit import submit_at_once
 from schema.policy.versions import Content
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.readable import duration
 
 ACTOR = "simulation"
 #: The word with which the command of a replayed job begins; its number follows.
@@ -31,6 +34,8 @@ UPKEEP_EVERY = 60.0
 
 #: The longest step that is taken by default, in seconds.
 LONGEST_STEP = 5.0
+#: The fewest steps of a span. A search replays a fifth of it first.
+FEWEST_STEPS = 10
 #: Seconds. A step is a multiple of it, unless that would change it by more than a tenth.
 GRAIN = 1 / 64
 
@@ -136,10 +141,17 @@ def _as_simulated(settings: PoolSettings, past: Past) -> PoolSettings:
     )
 
 
-def step_of(past: Past) -> float:
-    """Return the seconds of a step that change no wait that matters: a twentieth of the median run time, at most 5."""
-    runs = [job.attempts[-1].seconds for job in past.jobs]
-    return min(LONGEST_STEP, max(0.001, median(runs) / 20.0)) if runs else 1.0
+def step_of(past: Past, wanted: float | None) -> float:
+    """Return the seconds of a step: what is wanted, or what changes no wait that matters.
+
+    That is a twentieth of the median run time, at most 5. Raises BadInput `--step` for more than FEWEST_STEPS allow.
+    """
+    longest = (past.until - past.since) / FEWEST_STEPS
+    if wanted is not None:
+        if wanted > longest:
+            raise BadInput("--step", f"must be at most {duration(longest)}, a tenth of what is repeated")
+        return wanted
+    return min(LONGEST_STEP, longest, max(0.001, median(job.attempts[-1].seconds for job in past.jobs) / 20.0))
 
 
 def exact_step(step: float) -> float:

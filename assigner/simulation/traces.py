@@ -31,6 +31,8 @@ NEVER_RAN, NO_TIME, NO_UNITS, TOO_LARGE = (
 )  # fmt: skip
 #: Units of a whole core, of a whole machine of Google's and of a whole GPU: the smallest part that jobs ask for.
 UNITS_OF_MACHINE, UNITS_OF_GPU = 1000, 10
+#: The seconds of a trace at least: its runs may all take none.
+SHORTEST = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def read_trace(path: Path, bots: Sequence[PastBot] | None, *, span: float | None
         others = "".join(f"; {number:,} {why}" for why, number in left_out.items())
         raise BadInput(str(path), f"has no job that can be repeated{others}")
     since, last = jobs[0].arrived, max(job.arrived + job.attempts[-1].seconds for job in jobs)
-    return Past(since, last if span is None else since + span, jobs, told, left_out=left_out)
+    until = max(last, since + SHORTEST) if span is None else since + span
+    return Past(since, until, jobs, told, left_out=left_out)
 
 
 @contextmanager

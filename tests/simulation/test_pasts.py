@@ -12,7 +12,7 @@ from assigner.simulation.generated import BEGIN, generate, read_bots
 from assigner.simulation.past import Attempt, Past, PastBot, PastJob, onwards, shaken, with_more
 from assigner.simulation.plot import units_in_use, waits
 from assigner.simulation.records import JobRecord, LeaseRecord, Records
-from assigner.simulation.replay import exact_step
+from assigner.simulation.replay import exact_step, step_of
 from assigner.simulation.report import Waits, losers, measure
 from assigner.simulation.traces import read_trace
 
@@ -67,6 +67,17 @@ def test_a_trace_tells_arrivals_run_times_and_what_could_not_be_repeated(kind: s
     else:
         with pytest.raises(BadInput, match="--bots: is needed"):
             read_trace(path, None, span=None)
+
+
+def test_a_step_is_a_tenth_of_the_span_at_most_also_of_one_job_that_takes_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "one.swf"
+    path.write_text("; MaxProcs: 4\n1 0 5 0 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1\n")
+    past = read_trace(path, None, span=None)
+    assert (past.until - past.since, step_of(past, None), step_of(past, 0.1)) == (1.0, 0.001, 0.1)
+    with pytest.raises(BadInput, match=r"--step: must be at most 100 ms, a tenth of what is repeated"):
+        step_of(past, 0.2)
+    long = replace(past, jobs=[replace(past.jobs[0], attempts=[Attempt(60.0, "succeeded")])])
+    assert (step_of(long, None), step_of(replace(long, until=past.since + 60.0), None)) == (0.1, 3.0)
 
 
 def test_what_is_no_trace_and_no_load_is_refused_in_one_line(tmp_path: Path) -> None:

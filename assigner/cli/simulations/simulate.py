@@ -95,13 +95,12 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
     past, tried = read(installation, asked, files)
     if not past.jobs or not past.bots:
         raise BadInput(asked.source, f"there was no {'bot' if past.jobs else 'job'} in that time")
+    step = step_of(past, asked.step)
     trials = _trials(tried, asked, past, bots_of)
     outcomes = dict(
         zip(
             (trial.name for trial in trials),
-            run_all(
-                past, trials, seed=asked.seed, step=asked.step or step_of(past), shakes=asked.shake, told=tell_progress
-            ),
+            run_all(past, trials, seed=asked.seed, step=step, shakes=asked.shake, told=tell_progress),
             strict=True,
         )
     )

@@ -55,7 +55,7 @@ def run(
     # Of other hosts' entries nothing is simulated, and what a stored version lacks is as the program has it.
     content = {**(base.content or {"limits": {}, "declared": {}}), "settings": deciding(base.settings)}
     parameters = parameters_of(content, wanted=search.parameters, with_quotas=search.with_quotas)
-    step = asked.step or step_of(past)
+    step = step_of(past, asked.step)
     make = partial(_trial, content, parameters, base, past, bots_of)
     replays = partial(run_all, seed=asked.seed, step=step, told=tell_progress)
     (now,) = replays(past, [make(tuple(each.now for each in parameters))], shakes=0)
