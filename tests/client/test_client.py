@@ -157,6 +157,19 @@ def test_nobody_at_the_address_and_one_who_does_not_answer_are_told_apart() -> N
     assert str(caught.value).startswith(f"the gateway at {stands.url} takes connections and does not answer")
 
 
+def test_a_gateway_that_does_not_answer_in_time_is_asked_whether_its_database_is_away() -> None:
+    def asked(request: ReceivedRequest) -> Answer:
+        return problem(503, "the database cannot be reached") if request.path == "/readyz" else Answer(cut=True)
+
+    with gateway(asked) as stands, client_for(stands.url, patience=0.1) as client:
+        with pytest.raises(NotReady, match="^the database cannot be reached$"):
+            client.status()
+    with gateway(asked) as stands, client_for(stands.url, patience=0.0) as client:
+        with pytest.raises(NoAnswer, match="takes connections and does not answer"):
+            client.status()
+    assert [each.path for each in stands.asked] == ["/v1/status"], "who has a deadline does not ask"
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [

@@ -40,6 +40,8 @@ Record = dict[str, Any]
 
 #: Seconds for which requests to a gateway that never answered are repeated.
 FIRST_CONTACT = 3.0
+#: Where a gateway says whether it can serve, and seconds within which it does.
+READY, READY_WITHIN = "/readyz", 3.0
 #: The most characters of a refusal that are shown: a cycle of a graph may be long.
 MAX_DETAIL = 2000
 
@@ -112,8 +114,7 @@ class Transport:
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
                         raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from None
-                    reason = "takes connections and does not answer: look at its log and its database"
-                    raise NoAnswer(f"the gateway at {self.url} {reason}") from None
+                    raise self._silence() from None
             self.rest(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
         if method == "DELETE" and answer.status == HTTPStatus.NOT_FOUND and may_be_done:
             # An earlier try has removed it, and its answer was lost.
@@ -123,6 +124,20 @@ class Transport:
         if answer.status == HTTPStatus.NO_CONTENT:
             return {}
         return _document(answer, self.url)
+
+    def _silence(self) -> LeaseholdError:
+        """Return what a gateway says of itself that took a connection and did not answer a request in time.
+
+        It may try for longer than a request is waited for, such as to reach its database. Agents, which have no
+        patience and a deadline, do not ask.
+        """
+        if self._patience > 0.0:
+            with suppress(OSError, HTTPException):
+                asked = self._connections.request("GET", READY, headers=self._headers, body=None, timeout=READY_WITHIN)
+                if asked.status in _AGAIN:
+                    return _refusal(asked)
+        reason = "takes connections and does not answer: look at its log and its database"
+        return NoAnswer(f"the gateway at {self.url} {reason}")
 
     def rest(self, seconds: float) -> None:
         """Sleep between two requests. Raises Interrupted."""
