@@ -12,8 +12,10 @@ from leasehold.states import FINAL
 from leasehold.states import JobState as JobStates
 from pydantic import BaseModel, Field
 
+from assigner.api import stored
 from assigner.explain.forecast import StartForecast
 from assigner.operator_resources.tenancy import Quota
+from schema.fleet.kinds import UNUSABLE, clauses
 from schema.states import HELD
 
 
@@ -46,7 +48,7 @@ class Event(BaseModel):
     at: datetime
     actor: str
     fence: int
-    details: dict[str, Any] | None = None
+    details: stored.Object | None = None
 
 
 class WaitingFor(BaseModel):
@@ -107,12 +109,12 @@ class Job(JobRow):
     dedup_key: str | None
     dedup_key_until: datetime | None = Field(description="until then it keeps the key, also once it has succeeded")
     queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
-    properties: dict[str, list[str]]
-    preferred_properties: dict[str, list[str]] = Field(description="beside the required ones; empty = none")
+    properties: stored.Properties
+    preferred_properties: stored.Properties = Field(description="beside the required ones; empty = none")
     prefer_until: datetime | None = Field(description="until then it only takes bots with the preferred properties")
     timeout_seconds: float | None
     locality_hint: str | None
-    terms: dict[str, Any] | None = Field(description="constraints on its start; null = it is no constrained job")
+    terms: stored.Object | None = Field(description="constraints on its start; null = it is no constrained job")
     estimated_cost: float | None = Field(description="estimated cost of a constrained job")
     service_level: str | None = Field(description="the service level that it named, or got by default; null = none")
     retry_failed: bool
@@ -121,7 +123,7 @@ class Job(JobRow):
         description="times in a row that an assigner looked into its queue and found no bot for any job of it"
     )
     policy: int | None = Field(description="version of the policy by which its newest attempt began; unset = none")
-    payload: dict[str, Any] | None
+    payload: stored.Payload | None
     result: dict[str, Any] | None = Field(description="how it ended, as its bot reported it: exit_code, seconds, …")
     has_result: bool = Field(description="true: its command left a result, which `/v1/jobs/{id}/result` returns")
     progress: JobProgress | None = Field(default=None, description="unset = its newest attempt has told none")
@@ -288,7 +290,7 @@ class Bot(BaseModel):
     capacity: int
     in_use: int
     leases: int
-    properties: dict[str, list[str]]
+    properties: stored.Properties
     exclusive: list[str] = Field(description="properties that it keeps for jobs that ask for them")
     epoch: int
     opened_at: datetime | None
@@ -358,8 +360,10 @@ def job(row: Mapping[str, Any]) -> Job:
     return Job.model_validate(dict(row) | {"waiting": waiting, "preferred_properties": preferred})
 
 
-def _preferred(required: Mapping[str, list[str]], wanted: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """What is wanted beside what is required."""
+def _preferred(required: Any, wanted: Any) -> Any:
+    """What is wanted beside what is required; all that is stored if one of them is stored as something else."""
+    if UNUSABLE in (clauses(required), clauses(wanted)):
+        return wanted
     more = {key: [each for each in values if each not in required.get(key, ())] for key, values in wanted.items()}
     return {key: values for key, values in more.items() if values}
 

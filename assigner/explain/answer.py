@@ -54,11 +54,16 @@ def attempt_rows(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str,
             "granted_at": lease["granted_at"],
             "started_at": lease["acknowledged_at"],
             "ended_at": lease["ended_at"],
-            "decision": dict((grants.get(lease["fence"]) or {}).get("details") or {}),
+            "decision": _object((grants.get(lease["fence"]) or {}).get("details")),
             "sentence": _ended(lease, endings.get(lease["fence"])),
         }
         for lease in leases
     ]
+
+
+def _object(details: Any) -> dict[str, Any]:
+    """Return the details of an event; none where another version stored something else."""
+    return dict(details) if isinstance(details, Mapping) else {}
 
 
 def receipt_rows(events: Sequence[Row], *, instance: str, everything: bool) -> list[dict[str, Any]]:
@@ -67,8 +72,8 @@ def receipt_rows(events: Sequence[Row], *, instance: str, everything: bool) -> l
         {
             "move": event["move"],
             "at": event["at"],
-            "receipt": event["details"] if everything else visible_receipt(event["details"] or {}, instance),
-            "sentence": _preemption(event["move"], event["details"] or {}, instance=instance, everything=everything),
+            "receipt": event["details"] if everything else visible_receipt(_object(event["details"]), instance),
+            "sentence": _preemption(event["move"], _object(event["details"]), instance=instance, everything=everything),
         }
         for event in events
         if event["move"] in RECEIPTS
@@ -80,7 +85,9 @@ def visible_events(events: Sequence[Row], *, instance: str, everything: bool) ->
     if everything:
         return list(events)
     return [
-        {**event, "details": visible_receipt(event["details"] or {}, instance)} if event["move"] in RECEIPTS else event
+        {**event, "details": visible_receipt(_object(event["details"]), instance)}
+        if event["move"] in RECEIPTS
+        else event
         for event in events
     ]
 

@@ -211,7 +211,9 @@ class ReportCeilingRequest(Request):
 class ReportCeiling(Row):
     instance: str
     unit: str = Field(description="unit in which commands report what they used")
-    amount: float = given(unit="the unit of the report", help="most that one attempt counts for")
+    amount: float | None = given(
+        unit="the unit of the report", help="most that one attempt counts for; unset = what is stored is no number"
+    )
 
 
 def _set_report_ceiling(connection: Connection, keys: Keys, body: ReportCeilingRequest, by: By) -> None:

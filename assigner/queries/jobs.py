@@ -97,14 +97,17 @@ TASK_OF_CALL = f"""(SELECT p.payload->'command'->>2 FROM job_payloads p
 WORDS, LETTERS = 12, 80
 #: The most characters that are read of the arguments of a task's call.
 ARGUMENTS = 2000
+# The payload `p` of a job, with the words of its command; none if another version stored something else.
+_PAYLOAD = """(SELECT payload, CASE WHEN jsonb_typeof(payload->'command') = 'array' THEN payload->'command'
+    ELSE '[]' END AS words FROM job_payloads WHERE job_id = {job}) p"""
 # What a list tells of what a job runs, by its payload `p`.
 _COMMAND = f"""ARRAY(
         SELECT CASE WHEN length(word) <= {LETTERS} THEN word
             ELSE left(word, {LETTERS // 2}) || '…' || right(word, {LETTERS // 2 - 1}) END
-        FROM (SELECT CASE WHEN jsonb_array_length(p.payload->'command') > {WORDS} AND nth = {WORDS // 2} + 1
-            THEN '…' ELSE word END AS word, nth
-            FROM jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)) w
-        WHERE nth <= {WORDS // 2} + 1 OR nth > jsonb_array_length(p.payload->'command') - {WORDS // 2 - 1}
+        FROM (SELECT CASE WHEN jsonb_array_length(p.words) > {WORDS} AND nth = {WORDS // 2} + 1
+            THEN '…' ELSE coalesce(word, 'null') END AS word, nth
+            FROM jsonb_array_elements_text(p.words) WITH ORDINALITY c (word, nth)) w
+        WHERE nth <= {WORDS // 2} + 1 OR nth > jsonb_array_length(p.words) - {WORDS // 2 - 1}
         ORDER BY nth) AS command,
     CASE WHEN p.payload->'command'->>0 = '{COMMAND}' THEN left(p.payload->>'stdin', {ARGUMENTS}) END AS arguments"""
 # What a list tells of each job beside its row: what it runs, how long it has waited and run, what holds it up.
@@ -118,7 +121,7 @@ SELECT j.id AS row_id, j.queue, coalesce(w.command, '{{}}') AS command, w.argume
     z.name AS paused_name, z.reason AS pause_reason
 FROM jobs j JOIN instances i ON i.id = j.instance
 LEFT JOIN LATERAL pause_of(j.id, j.label, j.instance) z ON {ANY_PAUSE} AND j.state = 'queued'
-LEFT JOIN LATERAL (SELECT {_COMMAND} FROM job_payloads p WHERE p.job_id = j.id) w ON true
+LEFT JOIN LATERAL (SELECT {_COMMAND} FROM {_PAYLOAD.format(job="j.id")}) w ON true
 WHERE j.id = ANY (CAST(:ids AS bigint[]))
 """)
 
@@ -196,7 +199,8 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 
 _BOTS = f"""
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
-    b.in_use, coalesce(k.properties, '{{}}') - '{TASK}' AS properties, coalesce(k.exclusive, '{{}}') AS exclusive,
+    b.in_use, CASE jsonb_typeof(k.properties) WHEN 'object' THEN k.properties - '{TASK}'
+        ELSE coalesce(k.properties, '{{}}') END AS properties, coalesce(k.exclusive, '{{}}') AS exclusive,
     b.epoch, b.opened_at, b.host, b.pid, b.version,
     extract(epoch FROM b.expires_at - now()) AS expires_in, b.held AS leases,
     extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
@@ -374,7 +378,7 @@ SELECT n.job_id AS row_id, n.node_no AS node, j.public_id AS job, coalesce(j.sta
     ARRAY(SELECT p.node_no FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent
         WHERE e.child = n.job_id ORDER BY p.node_no) AS after,
     coalesce(w.command, '{{}}') AS command, w.arguments
-FROM graph_nodes n LEFT JOIN LATERAL (SELECT {_COMMAND} FROM job_payloads p WHERE p.job_id = n.job_id) w ON true
+FROM graph_nodes n LEFT JOIN LATERAL (SELECT {_COMMAND} FROM {_PAYLOAD.format(job="n.job_id")}) w ON true
 LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
 WHERE n.graph = :graph AND n.node_no > :after
     AND (CAST(:states AS text[]) IS NULL OR coalesce(j.state, n.outcome) = ANY (CAST(:states AS text[])))

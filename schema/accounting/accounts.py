@@ -303,13 +303,15 @@ def reported_usage(connection: Connection, *, hours: float) -> list[ReportedUsag
 
 
 _CEILINGS = Statement("""
-SELECT i.name AS instance, c.unit, c.amount::double precision AS amount
-FROM instances i CROSS JOIN LATERAL jsonb_each_text(i.report_ceilings) AS c (unit, amount)
+SELECT i.name AS instance, c.unit,
+    CASE jsonb_typeof(c.amount) WHEN 'number' THEN c.amount::double precision END AS amount
+FROM instances i CROSS JOIN LATERAL jsonb_each(
+    CASE jsonb_typeof(i.report_ceilings) WHEN 'object' THEN i.report_ceilings ELSE '{}' END) AS c (unit, amount)
 WHERE i.report_ceilings IS NOT NULL ORDER BY i.name, c.unit
 """)
 _SET_CEILING = Statement("""
-UPDATE instances SET report_ceilings = coalesce(report_ceilings, '{}')
-    || jsonb_build_object(CAST(:unit AS text), CAST(:amount AS numeric))
+UPDATE instances SET report_ceilings = CASE jsonb_typeof(report_ceilings) WHEN 'object' THEN report_ceilings
+    ELSE '{}' END || jsonb_build_object(CAST(:unit AS text), CAST(:amount AS numeric))
 WHERE name = :instance RETURNING id
 """)
 _REMOVE_CEILING = Statement("""
@@ -320,11 +322,11 @@ WHERE name = :instance AND report_ceilings ? CAST(:unit AS text) RETURNING id
 
 @dataclass(frozen=True)
 class ReportCeiling:
-    """The most that the report of one attempt of the instance counts for, in this unit."""
+    """The most that the report of one attempt of the instance counts for, in this unit; None = it is no number."""
 
     instance: str
     unit: str
-    amount: float
+    amount: float | None
 
 
 def report_ceilings(connection: Connection) -> list[ReportCeiling]:

@@ -15,7 +15,7 @@ from schema.diagnostics.checks import NAMED, Check, Verdict, printable_name
 from schema.fields import as_stored, first_error
 from schema.fleet import kinds
 from schema.picking import constrained
-from schema.policy import cron, submit_rules, time_windows
+from schema.policy import cron, submit_rules, time_windows, versions
 from schema.policy.submit_rules import SubmitRuleTerms
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -32,6 +32,12 @@ _CONSTRAINT_SETS = Statement("""
 SELECT s.id, s.terms FROM constraint_sets s
 WHERE EXISTS (SELECT FROM queues q WHERE q.constraint_set = s.id) ORDER BY s.id LIMIT :most
 """)
+# What `settle` and lists of ceilings cannot read.
+_REPORT_CEILINGS = Statement("""
+SELECT name FROM instances WHERE jsonb_typeof(report_ceilings) <> 'object'
+    OR jsonb_path_exists(report_ceilings, 'strict $.* ? (@.type() != "number")', '{}', true)
+ORDER BY name LIMIT :most
+""")
 _PROPERTIES = Statement("""
 (SELECT 'requirement set' AS what, id, properties FROM platforms ORDER BY id LIMIT :most)
 UNION ALL (SELECT 'kind of bots', id, properties FROM kinds ORDER BY id LIMIT :most)
@@ -39,7 +45,8 @@ UNION ALL (SELECT 'kind of bots', id, properties FROM kinds ORDER BY id LIMIT :m
 
 
 def check_stored_values(connection: Connection) -> Check:
-    """Check that what schedules, windows, properties, constraints and submit rules have stored can be used here."""
+    """Check that what is stored of schedules, windows, properties, constraints, rules, ceilings of reports and the
+    policy in force can be used here."""
     wrong = [
         *_of_schedules(connection),
         *(
@@ -50,14 +57,16 @@ def check_stored_values(connection: Connection) -> Check:
         *_of_properties(connection),
         *_of_constraints(connection),
         *_of_rules(connection),
+        *_of_report_ceilings(connection),
+        *_of_policy(connection),
     ]
     figures = {"unusable": len(wrong)}
     if not wrong:
         return Check("stored values", Verdict.OK, "all of them can be used here", None, figures)
     others = [f"and {len(wrong) - NAMED} more"] if len(wrong) > NAMED else []
     remedy = (
-        "set them anew (leasehold schedule add, window set, submit-rule set), submit such jobs again, or install the"
-        " time zones of this host (tzdata)"
+        "set them anew (leasehold schedule add, rule window set, rule submit set, limit report set, policy draft and"
+        " activate), submit such jobs again, or install the time zones of this host (tzdata)"
     )
     return Check("stored values", Verdict.WARNING, "; ".join([*wrong[:NAMED], *others]), remedy, figures)
 
@@ -101,3 +110,14 @@ def _of_rules(connection: Connection) -> Iterator[str]:
         wrong = as_stored(SubmitRuleTerms, given)[1]
         if wrong is not None:
             yield f"submit rule of {escaped(rule.instance or 'all instances', 63)}: {escaped(wrong, 200)}"
+
+
+def _of_report_ceilings(connection: Connection) -> Iterator[str]:
+    for row in connection.execute(_REPORT_CEILINGS, {"most": MOST}):
+        yield f"ceilings of reports of {printable_name(row.name)}: they are no numbers by unit"
+
+
+def _of_policy(connection: Connection) -> Iterator[str]:
+    found = versions.in_force(connection)
+    if found is not None and found.content is None:
+        yield f"policy version {found.id}, which is in force: wrong JSON is stored"

@@ -32,6 +32,7 @@ STORED_CHANGES = 100
 SECTIONS = frozenset({"assigners", "quotas", "fair_share", "ordering", "checkers", "success", "fetch"})
 #: Seconds for which a change waits for another one; less than a statement may take.
 HELD_WITHIN = 8.0
+NONE_YET = "policy: there is no version yet"
 #: The error code of a change while the content of the version in force cannot be read.
 UNREADABLE = "policy_unreadable"
 
@@ -89,7 +90,8 @@ _LIMITS = {
         FROM submit_rules r LEFT JOIN instances i ON i.id = r.instance""",
     "report-ceiling": """
         SELECT i.name || '/' || c.key, jsonb_build_object('amount', c.value)
-        FROM instances i CROSS JOIN LATERAL jsonb_each(i.report_ceilings) c""",
+        FROM instances i CROSS JOIN LATERAL jsonb_each(
+            CASE jsonb_typeof(i.report_ceilings) WHEN 'object' THEN i.report_ceilings ELSE '{}' END) c""",
     "window": """
         SELECT name, jsonb_build_object('start', starts, 'end', ends, 'zone', zone, 'types', types, 'exempt_types',
             exempt_types, 'match', match, 'meter', meter, 'usage_threshold', usage_threshold, 'meter_max_age',
@@ -273,7 +275,8 @@ def hold_content(connection: Connection) -> tuple[int | None, Content]:
     held, content = _hold_readable(connection)
     if content is None:
         said = f"policy: the content of version {held}, which is in force, cannot be read: wrong JSON is stored"
-        raise Conflict(UNREADABLE, f"{said}; put another one into force: see `leasehold policy activate`")
+        way = "`leasehold policy activate N`, or make one first: `leasehold policy draft FILE`, and give --stale"
+        raise Conflict(UNREADABLE, f"{said}; put another one into force: {way}")
     return held, content
 
 
@@ -320,10 +323,13 @@ class Made:
 
 
 def present(connection: Connection) -> tuple[int, Content]:
-    """Return the version in force, and its content with nothing of a trial that is running. Raises NotFound."""
-    found = version(connection, None)
-    assert found.content is not None
-    return found.id, trials.settled(connection, found.content)
+    """Return the version in force, and its content with nothing of a trial that is running. Raises NotFound.
+
+    If that cannot be read, the content is what decides now but for settings, so that a draft can be made of it.
+    """
+    if (found := in_force(connection)) is None:
+        raise NotFound(NONE_YET)
+    return found.id, trials.settled(connection, found.content or read(connection, {}))
 
 
 def draft(connection: Connection, made: Made, *, actor: str) -> int | None:
@@ -420,7 +426,7 @@ def version(connection: Connection, id: int | None) -> Version:
     """Return the version with this number, or the one in force for None. Raises NotFound."""
     row = connection.execute(_ONE, {"id": id}).one_or_none()
     if row is None:
-        raise NotFound("policy: there is no version yet" if id is None else f"policy: version {id} is not kept")
+        raise NotFound(NONE_YET if id is None else f"policy: version {id} is not kept")
     if not _is_readable(row.content):
         raise NotFound(f"policy: the content of version {row.id} cannot be read: wrong JSON is stored")
     return _version(row._asdict())

@@ -6,6 +6,7 @@ stored beside sound rows. Then every loop goes on, every list of operators can b
 
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import REGISTRY
 from pydantic import TypeAdapter
@@ -25,6 +26,7 @@ from schema.policy.schedules import ScheduleTerms
 from schema.requests import JobRequest
 from tests.support.explain import explained
 from tests.support.pool import Pool, completed, states, submitted
+from tests.support.servers import Served
 
 
 def poisoned(hour: int, terms: str) -> str:
@@ -149,3 +151,61 @@ def test_seconds_without_an_end_stop_neither_jobs_nor_ends_nor_duties(pool: Pool
     upkeep.run_once()
     assert {duty.name: failures(duty.name) for duty in upkeep.duties if failures(duty.name) != 0} == {}
     explained(pool, graph.jobs[2])
+
+
+#: What another version or a stranger can have written where nothing keeps them from it.
+STRANGE = (
+    """UPDATE job_payloads SET payload = '{"command": "true", "env": 3}' WHERE job_id = 1""",
+    """UPDATE job_payloads SET payload = '{"command": ["a", null, {}]}' WHERE job_id = 2""",
+    "UPDATE job_payloads SET payload = '[]' WHERE job_id = 3",
+    "UPDATE job_payloads SET origin = '[1]'",
+    "UPDATE leases SET decision = '7'",
+    """UPDATE instances SET report_ceilings = '7' WHERE name = 'ci'""",
+    """UPDATE instances SET report_ceilings = '{"tokens": "x"}' WHERE name = 'web'""",
+    "UPDATE gateways SET figures = '[1]', settings = '7'",
+    "UPDATE assigners SET serves = '7', settings = '[]'",
+    "UPDATE kinds SET properties = '7'",
+    """UPDATE platforms SET properties = '["os"]' WHERE properties = '{"os": ["plan9"]}'""",
+    "UPDATE constraint_sets SET terms = '7'",
+    "UPDATE schedules SET request = '7'",
+    "UPDATE audit SET details = '7'",
+    "UPDATE stored_events SET details = '7'",
+    "UPDATE simulations SET report = '7'",
+    "UPDATE policies SET content = '7', changes = '{}'",
+    "UPDATE policy_in_force SET origin = '7'",
+)
+
+
+@pytest.mark.breaks_invariants
+def test_every_route_answers_beside_values_that_cannot_be_used(
+    served: Served, operator: httpx.Client, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of the console and a command of operators reads each of these routes; one row must hide no other."""
+    monkeypatch.setattr("schema.diagnostics.stored_values.NAMED", 100)
+    prepared(pool)
+    for name in ("ci", "web"):
+        assert operator.put(f"/v1/instances/{name}", json={}).status_code < 300
+    assert operator.put("/v1/report-ceilings/web/tokens", json={"amount": 7}).status_code < 300
+    bot = pool.bot("sound", capacity=3)
+    pool.given(bot)
+    pool.upkeep().run_once()
+    for statement in STRANGE:
+        pool.change(statement)
+    jobs = [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs ORDER BY id")]
+    values = {"id": jobs, "bots": ["sound", "vms"], "instances": ["ci", "web", "default"]}
+    asked = {
+        path.replace("{id}", job).replace("{name}", name)
+        for path, methods in served.described()["paths"].items()
+        if "get" in methods
+        for job in (values["id"] if "/jobs/{id}" in path else [jobs[0]])
+        for name in values.get(path.split("/")[2] if path.startswith("/v1/") else "", ["sound"])
+    }
+    found = {path: operator.get(path, params={"instance": "default"} if "schedules" in path else {}) for path in asked}
+    failed = {path: answer.text[:300] for path, answer in found.items() if answer.status_code >= 500}
+    assert failed == {}
+    assert len(operator.get("/v1/jobs").json()["jobs"]) == len(jobs)
+    assert len(operator.get("/v1/bots").json()["bots"]) == 2
+    said = {each["name"]: each["found"] for each in operator.get("/v1/doctor").json()["checks"]}["stored values"]
+    for told in ("ceilings of reports of ci", "ceilings of reports of web", "which is in force: wrong JSON"):
+        assert told in said
+    assert operator.put("/v1/report-ceilings/ci/tokens", json={"amount": 7}).status_code == 409, "of the policy"

@@ -139,6 +139,21 @@ def test_while_the_version_in_force_cannot_be_read_another_one_can_be_put_into_f
     assert operator.put("/v1/rates/cli", json={"per_second": 3}).status_code == 200
 
 
+def test_a_draft_leads_out_of_a_version_in_force_that_cannot_be_read_although_no_other_is_kept(
+    operator: httpx.Client, pool: Pool
+) -> None:
+    operator.put("/v1/rates/cli", json={"per_second": 2})
+    pool.change("UPDATE policies SET content = '7'")
+    made = operator.post("/v1/policies", json={"settings": {"success": {"memory": 100}}})
+    assert made.status_code == 200, made.text
+    refused = operator.put("/v1/rates/cli", json={"per_second": 3}).json()["detail"]
+    assert "`leasehold policy draft FILE`" in refused
+    draft = made.json()["id"]
+    assert operator.post(f"/v1/policies/{draft}/activate", json={"stale": True}).json() == {"id": draft, "kept": []}
+    assert operator.get("/v1/rates").json()["rates"][0]["per_second"] == 2, "what operators have set stays"
+    assert operator.put("/v1/rates/cli", json={"per_second": 3}).status_code == 200
+
+
 @pytest.mark.parametrize("wrong", ["7", '{"settings": 7, "limits": {}}'])
 def test_while_the_version_in_force_cannot_be_read_a_file_is_refused_only_if_it_was_changed(
     pool: Pool, wrong: str
