@@ -61,6 +61,8 @@ MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPO
 #: that could pass for one of the door's would decide what others get.
 FARM, OF_FARM = "leasehold.farm", "action"
 ACTION_KEY = "a:"
+#: The program of the job that runs an action. It is installed beside `leasehold`.
+RUN_ACTION = "leasehold-action"
 
 #: The longest of all time-outs, delays and ages that anybody may give, in seconds.
 YEAR = 31_536_000.0

@@ -56,7 +56,7 @@ from schema import clock, validation
 from schema.fields import Label, Name, Supply
 from schema.gc_tuning import infrequent_gc
 from schema.timing import KILL_GRACE
-from schema.validation import YEAR
+from schema.validation import FARM, YEAR
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -329,7 +329,7 @@ class Agent:
         try:
             contained.clear(workplace)
             self._clear(workplace)
-            contained.check(workplace)
+            contained.check(workplace, runs_actions=FARM in settings.properties, path=own.get("PATH", os.defpath))
             _log.info(contained.reach(), bot=settings.bot)
             self._dead = workplace.predecessor()
             if isinstance(launcher, TaskLauncher):

@@ -361,6 +361,20 @@ def test_a_directory_that_the_account_cannot_enter_is_named_when_the_agent_start
     workplace.close()
 
 
+def test_a_bot_for_actions_is_refused_if_its_jobs_cannot_run_the_program_for_actions(tmp_path: Path) -> None:
+    workplace = Workspace(tmp_path / "work", "bot-1", open_to_others=False)
+    contained = Containment.none()
+    contained.check(workplace, path=str(tmp_path))
+    with pytest.raises(BadInput, match=r"properties: .*leasehold\.farm runs 'leasehold-action', and"):
+        contained.check(workplace, runs_actions=True, path=str(tmp_path))
+    program = tmp_path / "leasehold-action"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    contained.check(workplace, runs_actions=True, path=str(tmp_path))
+    contained.close_all()
+    workplace.close()
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("no-such-account", "does not exist"), ("root", "is root")] if ROOT else [("dynamic", "runs as root")],

@@ -162,7 +162,7 @@ def test_a_gateway_that_does_not_answer_in_time_is_asked_whether_its_database_is
         return problem(503, "the database cannot be reached") if request.path == "/readyz" else Answer(cut=True)
 
     with gateway(asked) as stands, client_for(stands.url, patience=0.1) as client:
-        with pytest.raises(NotReady, match="^the database cannot be reached$"):
+        with pytest.raises(NotReady, match=r"^the database cannot be reached$"):
             client.status()
     with gateway(asked) as stands, client_for(stands.url, patience=0.0) as client:
         with pytest.raises(NoAnswer, match="takes connections and does not answer"):

@@ -18,6 +18,7 @@ from bots.agent.isolation.cgroups import Cgroups, Limits
 from bots.agent.isolation.job_accounts import JobAccount, JobAccounts
 from bots.agent.isolation.privileges import Privileges
 from bots.agent.workspace import Workspace
+from schema.validation import FARM, RUN_ACTION
 
 # The sandbox: bubblewrap
 
@@ -152,8 +153,12 @@ class Containment:
         """Return the command line to run: the command itself, or a sandbox with it."""
         return list(command) if self._sandbox is None else self._sandbox.wrap(command, site.directory)
 
-    def check(self, workplace: Workspace) -> None:
-        """Run a command that does nothing, as every attempt will. Raises BadInput if that fails."""
+    def check(self, workplace: Workspace, *, runs_actions: bool = False, path: str = os.defpath) -> None:
+        """Run a command that does nothing, as every attempt will. Raises BadInput if that fails.
+
+        runs_actions: the bot is for actions of a farm door, so the program that runs them is tried too. path: the PATH
+        of commands.
+        """
         site = self.open(workplace)
         try:
             closed = job_accounts.closed_to(site.privileges, workplace.root)
@@ -176,6 +181,15 @@ class Containment:
                 wrapped = self.command(_NOTHING, site)
                 if reason := job_accounts.trial(site.privileges, site.directory, wrapped):
                     raise BadInput("sandbox", f"bubblewrap does not work here: {reason}")
+            if runs_actions:
+                tried = self.command([RUN_ACTION, "--help"], site)
+                if reason := job_accounts.trial(site.privileges, site.directory, tried, path=path):
+                    whom = "" if site.account is None else ", or let jobs run as the agent: job_user = 'agent'"
+                    raise BadInput(
+                        "properties",
+                        f"a bot that offers {FARM} runs '{RUN_ACTION}', and its jobs cannot: {reason}; "
+                        f"install Leasehold on the bot's PATH, where the account of jobs can read it{whom}",
+                    )
         finally:
             workplace.discard(site.directory)
             self.close(site, silent=True)

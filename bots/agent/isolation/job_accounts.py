@@ -402,13 +402,16 @@ def reach(job_user: str | None, *, boxed: bool, what: str = "jobs") -> str:
     return said + (", and see the machine's files read-only" if boxed and kind != AGENT else "")
 
 
-def trial(confined: Privileges, directory: Path, command: Sequence[str]) -> str | None:
-    """Run a command as an attempt in `directory` would; return None if it exits with 0, otherwise the reason."""
+def trial(confined: Privileges, directory: Path, command: Sequence[str], *, path: str = os.defpath) -> str | None:
+    """Run a command as an attempt in `directory` would; return None if it exits with 0, otherwise the reason.
+
+    path: where the command looks for programs.
+    """
     program = [sys.executable, "-I", "-S", privileges.__file__, json.dumps(confined.to_json()), str(directory)]
     try:
         done = subprocess.run(
             [*program, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env={"PATH": os.defpath}, timeout=_TRIAL, check=False, text=True, errors="replace",
+            env={"PATH": path}, timeout=_TRIAL, check=False, text=True, errors="replace",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

@@ -18,9 +18,8 @@ from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, parsed
 from schema.requests import DEFAULT_INSTANCE, JobRequest
-from schema.validation import ACTION_KEY, FARM, OF_FARM, YEAR
+from schema.validation import ACTION_KEY, FARM, OF_FARM, RUN_ACTION, YEAR
 
-PROGRAM = "leasehold-action"
 #: The options of `leasehold-action` that doors give it, and the settings of the door from which they come.
 SETTINGS = {
     "--cas": "bots_reach",
@@ -135,7 +134,7 @@ def command(wanted: Runnable, settings: FarmSettings, *, address: str) -> list[s
     }
     keys = [f"{option}={file}" for option, file in files.items() if file is not None]
     text = base64.b64encode(wanted.action).decode()
-    return [PROGRAM, str(wanted.digest), f"--cas={address}", *keys, *mounts, f"--action={text}"]
+    return [RUN_ACTION, str(wanted.digest), f"--cas={address}", *keys, *mounts, f"--action={text}"]
 
 
 def reserved(normal: dict[str, Any], wanted: Runnable) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def digest_of(payload: Mapping[str, Any]) -> Digest | None:
     """Return the digest of the action that a job claims to run; None if it does not."""
     try:
         program, digest = payload["command"][:2]
-        return Digest.parse(digest) if program == PROGRAM else None
+        return Digest.parse(digest) if program == RUN_ACTION else None
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -164,7 +163,7 @@ def action_of(payload: Mapping[str, Any]) -> bytes | None:
     try:
         program, *_, last = payload["command"]
         flag, _, text = last.partition("=")
-        return base64.b64decode(text, validate=True) if (program, flag) == (PROGRAM, "--action") else None
+        return base64.b64decode(text, validate=True) if (program, flag) == (RUN_ACTION, "--action") else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 

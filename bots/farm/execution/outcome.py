@@ -15,11 +15,12 @@ from google.rpc import code_pb2
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, WAITING, EndKind, JobState, end_kind
 
-from bots.farm.execution.actions import NOT_STARTED, PROGRAM
+from bots.farm.execution.actions import NOT_STARTED
 from bots.farm.identity import ACTOR
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import violations
 from bots.farm.storage.upstream import Digest, parsed
+from schema.validation import RUN_ACTION
 
 _STAGE = remote_execution_pb2.ExecutionStage
 #: The stage that a client is told of a job in each state.
@@ -37,7 +38,7 @@ _CODES: Mapping[EndKind, int] = {
     EndKind.LOST: code_pb2.FAILED_PRECONDITION,
 }
 #: What the reason of a job means whose program has left nothing.
-_NOT_STARTED = {f"exit code {code}": f"its bot could not start {PROGRAM}" for code in NOT_STARTED}
+_NOT_STARTED = {f"exit code {code}": f"its bot could not start {RUN_ACTION}" for code in NOT_STARTED}
 
 
 @dataclass(frozen=True)
