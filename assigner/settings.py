@@ -145,17 +145,22 @@ class Installation:
         return loading.load(self.config, self.sections, self.environ)
 
     @property
+    def is_embedded(self) -> bool:
+        """True if the database is a private server in the data directory."""
+        return self.settings.database.url.get_secret_value() == "embedded"
+
+    @property
     def described(self) -> str:
         """The database, without its password, and the configuration file, in one line."""
         url = self.settings.database.url.get_secret_value()
-        named = f"embedded, in {self.data}" if url == "embedded" else urls.without_password(url)
+        named = f"embedded, in {self.data}" if self.is_embedded else urls.without_password(url)
         return f"database {named}; configuration {'none' if self.config is None else self.config.absolute()}"
 
     def require_cluster(self) -> None:
         """Raise BadInput if the database is a private server which is not there, and for which nobody has asked."""
         settings = self.settings.database
         is_asked_for = not self.at_home or "url" in settings.model_fields_set
-        if settings.url.get_secret_value() != "embedded" or is_asked_for or embedded.directory_of(self.data).exists():
+        if not self.is_embedded or is_asked_for or embedded.directory_of(self.data).exists():
             return
         raise BadInput(
             "database.url",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 import psycopg
-from leasehold.errors import BadInput, Forbidden, LeaseholdError
+from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady
 from leasehold.wire import escaped, suggestion
 
 from assigner.cli import mistakes
@@ -15,7 +15,7 @@ from assigner.cli.output import as_json, duration
 from assigner.config import loading
 from assigner.settings import Installation, first_line, require_safe_way
 from schema import clock, readable
-from schema.diagnostics import doctor, invariants
+from schema.diagnostics import doctor, invariants, server
 from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
@@ -398,8 +398,14 @@ def examine_database(installation: Installation, as_json: bool) -> None:
 
     Exit 1 if a check is bad. Warnings, and checks that could not be made, are only shown.
     """
-    with installation.command_database("doctor", ready=False) as database:
-        checks = doctor.run_checks(database)
+    try:
+        with installation.command_database("doctor", ready=False) as database:
+            checks = doctor.run_checks(database)
+    except NotReady as error:
+        directory = embedded.directory_of(installation.data)
+        if installation.is_embedded and (left := server.room_mb(directory)) is not None:
+            error.add_note(f"{left:,} MB are left for its directory, {directory}")
+        raise
     bad = [check.name for check in checks if check.verdict is Verdict.BAD]
     if as_json:
         print_json({"ok": not bad, "checks": [asdict(check) for check in checks]})

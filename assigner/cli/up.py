@@ -185,8 +185,7 @@ def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app
     if app is not None:
         lines += [f"Programs call the tasks of {app} by `defer`; see `leasehold help tasks`.", ""]
     lines += _reach(installation.settings, commands=commands, tasks=app is not None)
-    url = installation.settings.database.url.get_secret_value()
-    where = "PostgreSQL with it" if url == "embedded" else "not the database"
+    where = "PostgreSQL with it" if installation.is_embedded else "not the database"
     return [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
 
 

@@ -370,7 +370,6 @@ def local_pool(
     Raises Conflict if a pool runs there already, and NotReady and BadInput as its parts do.
     """
     steps = Steps(report)
-    is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
     with ExitStack() as stack:
         if console is not None:
             console = stack.enter_context(reserved_port(console, "--console"))
@@ -378,7 +377,7 @@ def local_pool(
             farm = stack.enter_context(reserved_port(farm, "--farm"))
         stack.enter_context(hold_data_directory(installation.data))
         steps(f"using {installation.described}")
-        keeper = ServerKeeper(installation.data, report=report, steps=steps) if is_embedded else None
+        keeper = ServerKeeper(installation.data, report=report, steps=steps) if installation.is_embedded else None
         if keeper:
             stack.callback(keeper.close)
             _refuse_the_servers_account(installation)

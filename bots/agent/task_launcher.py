@@ -105,7 +105,7 @@ class TaskLauncher(Launcher):
         self._allow(True)
         self._decided.wait()
         if self._name is None:
-            hint = wire.withheld(self._refusal or "", os.environ.keys() - self._app.environment.keys())
+            hint = wire.withheld(self._refusal or "", os.environ.keys() - self._app.seen.keys())
             raise LeaseholdError(f"the app '{self._app.place}' cannot be used: {self._refusal}{hint}")
         return self._name
 

@@ -110,13 +110,17 @@ class App:
     environment: Mapping[str, str]
     limits: ChildLimits = ChildLimits()
 
+    @property
+    def seen(self) -> dict[str, str]:
+        """The variables of the agent that children see."""
+        return {**self.environment, **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}}
+
     def request(self, site: Site) -> dict[str, Any]:
         """Return what a supervisor is asked to run."""
-        searched = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         own = {"HOME": str(site.directory), "TMPDIR": str(site.directory / "tmp"), MARK: str(site.directory)}
         return {
             "command": [sys.executable, "-m", "leasehold.runtime.task_child", self.place],
-            "env": {**self.environment, **searched, **site.environment, **own},
+            "env": {**self.seen, **site.environment, **own},
             "directory": str(Path.cwd()),
             "privileges": site.privileges.to_json(),
         }

@@ -52,6 +52,7 @@ def run_checks(database: Database) -> list[Check]:
         ]
     checks += [
         _run_in_transaction(database, "writes", server.check_writes),
+        _run_in_transaction(database, "disk", server.check_disk),
         _run_in_transaction(database, "durability", doctor_checks.check_durability),
         _run_in_transaction(database, "connections", doctor_checks.check_connections),
         _run_in_transaction(database, "memory", doctor_checks.check_memory),

@@ -1,10 +1,12 @@
 """Checks of `db doctor` on what the server as a whole has: collations, notifications, and compilation of statements.
 
-Also whether it takes writes, and who holds others up by a lock.
+Also whether it takes writes, how much room its disk has, and who holds others up by a lock.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from schema import sql
 from schema.diagnostics.checks import NAMED, Check, Verdict, gravest, printable_name, printable_session
@@ -19,6 +21,8 @@ HELD_SECONDS = (5.0, 60.0)
 #: Parts of the queue of notifications in use from which the verdict is bad: at 1 the server refuses each commit that
 #: notifies.
 FILLED = 0.5
+#: MB left on the server's disk below which the verdict is warning, and bad: the log alone takes 16 MB at a time.
+ROOM_MB = (1024, 64)
 
 _FUNCTIONS = Statement("""
 SELECT format('%s.%s(%s)', pronamespace::regnamespace, proname, oidvectortypes(proargtypes)) AS name,
@@ -50,6 +54,11 @@ ORDER BY waiting DESC, seconds DESC NULLS LAST
 """)
 _WRITES = Statement("""
 SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only')::boolean AS read_only
+""")
+# Only the private server has this name. A role that may not see where its files are gets no row.
+_DISK = Statement("""
+SELECT (SELECT setting FROM pg_settings WHERE name = 'data_directory') AS directory
+WHERE inet_server_addr() IS NULL AND current_setting('cluster_name') = 'leasehold'
 """)
 _COLLATION = Statement("""
 SELECT datname AS name, datcollversion AS made, pg_database_collation_actual_version(oid) AS library
@@ -190,6 +199,36 @@ def judge_writes(*, standby: bool, read_only: bool) -> Check:
             "writes", Verdict.BAD, "transactions are read-only: nothing starts and nothing ends", remedy, figures
         )
     return Check("writes", Verdict.OK, "the server takes writes", None, figures)
+
+
+def check_disk(connection: Connection) -> Check:
+    """Check how much room the private server's disk has left; that of any other server is not seen from here."""
+    directory: str | None = connection.execute(_DISK).scalar_one_or_none()
+    return judge_disk(directory, left_mb=None if directory is None else room_mb(Path(directory)))
+
+
+def room_mb(directory: Path) -> int | None:
+    """Return how many MB the server can still write below its directory; None if that is not seen here."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize // 2**20
+
+
+def judge_disk(directory: str | None, *, left_mb: int | None) -> Check:
+    """Judge the room that is left where the server's directory is; None = it is not known."""
+    figures = {"directory": directory, "left_mb": left_mb}
+    if directory is None or left_mb is None:
+        found = "how much room the server's disk has left is not seen from here"
+        remedy = "look on its host; once it is full, commands say: the database has no disk space left"
+        return Check("disk", Verdict.UNKNOWN, found, remedy, figures)
+    found = f"{left_mb:,} MB are left for the server's directory, {printable_name(directory)}"
+    warning, bad = ROOM_MB
+    if left_mb >= warning:
+        return Check("disk", Verdict.OK, found, None, figures)
+    remedy = "make room there; until then, submits and bots are refused once it is full, and go on by themselves after"
+    return Check("disk", Verdict.BAD if left_mb < bad else Verdict.WARNING, found, remedy, figures)
 
 
 def check_collation(connection: Connection) -> Check:

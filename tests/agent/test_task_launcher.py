@@ -394,8 +394,10 @@ def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
 
 
 def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Tasks see it, so that no refusal that names it says how they come to see it.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     for app, reason in (
         (
             "tests.support.no_such_app:pool",

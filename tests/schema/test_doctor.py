@@ -38,11 +38,11 @@ from tests.support.servers import Console, opened
 
 NAMES = [
     "schema", "pooler", "wake-ups", "clocks", "snapshots", "locks", "indexes", "autovacuum", "dead rows",
-    "retention", "schedules", "stored values", "callers", "writes", "durability", "connections", "memory", "fences",
-    "notifications", "collation",
+    "retention", "schedules", "stored values", "callers", "writes", "disk", "durability", "connections", "memory",
+    "fences", "notifications", "collation",
 ]  # fmt: skip
 #: What depends on the server that the tests were given, not on the pool's database.
-OF_THE_SERVER = {"durability", "memory", "connections"}
+OF_THE_SERVER = {"disk", "durability", "memory", "connections"}
 
 
 def checks(database: Database) -> dict[str, Check]:
@@ -85,7 +85,7 @@ def test_a_database_without_tables_is_bad_and_the_rest_is_unknown(
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: \d of 20 checks are bad: schema[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: \d of 21 checks are bad: schema[^\n]*\n", done.stderr)
     told = [line.strip() for line in done.stdout.splitlines()[1:]]
     assert told[0].split()[:2] == ["bad", "schema"]
     assert told[1] == "do: leasehold db upgrade"
@@ -96,6 +96,18 @@ def test_a_database_without_tables_is_bad_and_the_rest_is_unknown(
 def test_a_database_that_cannot_be_reached_gives_exit_3(tmp_path: Path, leasehold: Path) -> None:
     environ = {"LEASEHOLD_DATABASE_URL": "postgresql://127.0.0.1:1/x", "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0"}
     assert "cannot be reached" in Console(tmp_path, leasehold, **environ).refused("db", "doctor", code=3)
+
+
+def test_a_full_disk_is_told_also_if_the_server_cannot_be_reached(tmp_path: Path, leasehold: Path) -> None:
+    assert server.judge_disk("/srv/pg", left_mb=5000).verdict is Verdict.OK
+    assert server.judge_disk("/srv/pg", left_mb=900).verdict is Verdict.WARNING
+    found = server.judge_disk("/srv/pg", left_mb=7)
+    assert (found.verdict, found.found) == (Verdict.BAD, "7 MB are left for the server's directory, /srv/pg")
+    assert server.judge_disk(None, left_mb=None).verdict is Verdict.UNKNOWN
+    (tmp_path / "data" / "pg").mkdir(parents=True)
+    environ = {"LEASEHOLD_DATA": str(tmp_path / "data"), "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0"}
+    told = Console(tmp_path, leasehold, **environ).refused("db", "doctor", code=3)
+    assert re.search(r"; [\d,]+ MB are left for its directory, .*/data/pg$", told.strip()), told
 
 
 def test_a_schema_of_another_version_is_bad(pool: Pool) -> None:
