@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -529,3 +530,20 @@ def test_the_fork_server_of_the_tests_does_as_the_console_script(
     forked, real = (each.run(*arguments, environ=away) for each in (console, Console(tmp_path, LEASEHOLD)))
     assert real.returncode == code
     assert (forked.returncode, forked.stdout, forked.stderr) == (real.returncode, real.stdout, real.stderr)
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_program_without_a_word() -> None:
+    stopped = """
+import sys
+from assigner.cli import start
+
+class Stopped:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stopped())
+start()
+"""
+    done = subprocess.run([sys.executable, "-c", stopped], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

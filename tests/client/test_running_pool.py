@@ -65,6 +65,16 @@ def test_the_fixture_is_there_only_where_it_is_asked_for(tmp_path: Path) -> None
     assert "fixture 'leasehold_pool' not found" in done.stdout
 
 
+def test_a_program_that_has_imported_the_library_before_its_plugins_is_not_warned(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import leasehold.testing\n\npytest_plugins = ['leasehold.testing']\n")
+    (tmp_path / "test_it.py").write_text("def test_it(leasehold_inline): assert leasehold_inline\n")
+    words = ["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist", "-W", "error", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_program_that_does_not_start_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from leasehold import testing  # pytest loads it as a plugin first
 

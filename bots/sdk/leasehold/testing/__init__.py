@@ -4,6 +4,9 @@ It may import the whole library. A test suite asks for its fixtures by `pytest_p
 `conftest.py`. Read first: inline_jobs.py, running.py.
 
 Each name is imported when it is first used: `inline` starts in milliseconds, and needs no pytest.
+
+pytest need not rewrite assertions here, for there are none, and warns otherwise where a program has imported this
+before its plugins: PYTEST_DONT_REWRITE.
 """
 
 from importlib import import_module
