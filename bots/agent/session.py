@@ -27,6 +27,8 @@ from schema import clock
 from schema.timing import STUCK_AFTER
 
 _log = structlog.get_logger("leasehold.agent")
+#: Seconds between two tries to start a thread of the session.
+THREAD_AGAIN = 0.2
 
 
 class OutputStreamer:
@@ -47,7 +49,8 @@ class OutputStreamer:
     def stop(self, patience: float) -> None:
         """Stop the thread; wait up to `patience` seconds for a call that hangs, which ends by its own timeout."""
         self._stopping.set()
-        self._thread.join(patience)
+        if self._thread.is_alive():
+            self._thread.join(patience)
 
     def _stream(self) -> None:
         while not clock.wait(self._stopping, self._interval):
@@ -190,10 +193,10 @@ class AgentSession:
 
     def work(self) -> SessionEnd:
         """Serve until the session is over, then stop every run; return how the session ended."""
-        self._heartbeat.start()
         streamer = OutputStreamer(self._session, self._leases, self._caller, interval=self._tuning.output_interval)
-        streamer.start()
         try:
+            self._start(self._heartbeat.start)
+            self._start(streamer.start)
             while not (self._draining and self._leases.empty):
                 sent_at = self._sync()
                 self._leases.watch(True)
@@ -209,6 +212,19 @@ class AgentSession:
             self.silent = self._leases.wait(2 * STUCK_AFTER)
             streamer.stop(HURRIED if self._commands.at_once else FAREWELL)
             self._launcher.disarm()
+
+    def _start(self, start: Callable[[], None]) -> None:
+        """Start a thread, later if there is none, as where something else forks without end. Raises SessionOver."""
+        waits = False
+        while True:
+            try:
+                return start()
+            except RuntimeError as error:
+                if not waits:
+                    _log.warning("the session waits for a thread", bot=self._session.bot, reason=str(error))
+            waits = True
+            self._check()
+            clock.sleep(THREAD_AGAIN)
 
     @property
     def undelivered(self) -> int:

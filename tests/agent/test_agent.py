@@ -161,6 +161,17 @@ def test_a_bot_goes_on_where_a_job_leaves_it_no_threads(tmp_path: Path, monkeypa
     assert len(pool.opened) == 1
 
 
+def test_a_session_that_opens_while_there_are_no_threads_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scarce, pool = ScarceThreads(monkeypatch), Pool(sync_in=0.1)
+    scarce.left |= {"heartbeat": 2, "output": 2}
+    with serving(pool, tmp_path) as bot:
+        job = pool.grant("true")
+        pool.until(lambda: job in pool.outcomes)
+    assert (bot.failure, scarce.left, len(pool.opened)) == (None, {"heartbeat": 0, "output": 0}, 1)
+
+
 def test_a_guardian_goes_on_where_a_job_leaves_it_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
