@@ -52,6 +52,7 @@ RENAMED_OPTIONS: Mapping[str, str] = {"--urgency": "is now --priority, which is 
 #: Command and option that it does not have → why it needs none.
 NEEDLESS_OPTIONS: Mapping[tuple[str, str], str] = {
     ("instance set", "--create"): "is not needed: this command makes an instance that is not there",
+    ("graph submit", "--file"): "is not needed: the file is the argument, as in `leasehold graph submit FILE`",
     ("cohort set", "--create"): "is not needed: this command makes a cohort that is not there",
 }
 #: What other schedulers call an option of `submit` → what it is here.

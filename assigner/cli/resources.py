@@ -450,13 +450,20 @@ def _checked(model: type[BaseModel], values: Mapping[str, Any], fields: Sequence
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = next((each for each in fields if each.name in first["loc"][:1]), None)
+        if found is None:
+            raise _refusal_of_all(plain(first["msg"]), fields) from None
         raise _refusal(first["type"], first["msg"], first["input"], found) from None
 
 
-def _refusal(kind: str, said: str, given: object, field: _Field | None) -> BadInput:
+def _refusal_of_all(said: str, fields: Sequence[_Field]) -> BadInput:
+    """Turn a refusal of the whole request into an error that names the option or argument with which it begins."""
+    name, _, reason = said.partition(": ")
+    asked = {each.name: each.asked for each in fields}
+    return BadInput(asked[name], reason) if name in asked else BadInput("request", _named_as_options(said, fields))
+
+
+def _refusal(kind: str, said: str, given: object, field: _Field) -> BadInput:
     """Turn a validation error of the model into an error that names the option or argument."""
-    if field is None:
-        return BadInput("request", plain(said))
     numbers = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
     if kind in numbers:
         wanted = f"neither {numbers[kind]} nor '{NONE}'" if field.nullable else f"not {numbers[kind]}"
