@@ -3,20 +3,51 @@
 One module because it is one list: what each route for callers answers.
 """
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from leasehold.states import FINAL
 from leasehold.states import JobState as JobStates
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from assigner.api import stored
 from assigner.explain.forecast import StartForecast
 from assigner.operator_resources.tenancy import Quota
 from schema.fleet.kinds import UNUSABLE, clauses
 from schema.states import HELD
+
+#: In an answer: stored JSON that has another form than it must. Another version, or somebody with psql, may have
+#: written it. Then the rest of the answer is right, and whoever looks sees what is wrong.
+WRONG = "unusable"
+
+
+def _properties(stored: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(stored)
+    except ValidationError:
+        return {WRONG: [json.dumps(stored)]}
+
+
+def _object(stored: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(stored)
+    except ValidationError:
+        return {WRONG: stored}
+
+
+def _payload(stored: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Return a payload whose command is a list of words, because all who read one rely on that."""
+    command = stored.get("command", []) if isinstance(stored, dict) else None
+    if isinstance(command, list) and all(isinstance(word, str) for word in command):
+        return check(stored)
+    return {"command": [], WRONG: stored}
+
+
+StoredProperties = Annotated[dict[str, list[str]], WrapValidator(_properties)]
+StoredObject = Annotated[dict[str, Any], WrapValidator(_object)]
+StoredPayload = Annotated[dict[str, Any], WrapValidator(_payload)]
 
 
 class SubmittedJob(BaseModel):
@@ -48,7 +79,7 @@ class Event(BaseModel):
     at: datetime
     actor: str
     fence: int
-    details: stored.Object | None = None
+    details: StoredObject | None = None
 
 
 class WaitingFor(BaseModel):
@@ -109,12 +140,12 @@ class Job(JobRow):
     dedup_key: str | None
     dedup_key_until: datetime | None = Field(description="until then it keeps the key, also once it has succeeded")
     queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
-    properties: stored.Properties
-    preferred_properties: stored.Properties = Field(description="beside the required ones; empty = none")
+    properties: StoredProperties
+    preferred_properties: StoredProperties = Field(description="beside the required ones; empty = none")
     prefer_until: datetime | None = Field(description="until then it only takes bots with the preferred properties")
     timeout_seconds: float | None
     locality_hint: str | None
-    terms: stored.Object | None = Field(description="constraints on its start; null = it is no constrained job")
+    terms: StoredObject | None = Field(description="constraints on its start; null = it is no constrained job")
     estimated_cost: float | None = Field(description="estimated cost of a constrained job")
     service_level: str | None = Field(description="the service level that it named, or got by default; null = none")
     retry_failed: bool
@@ -123,7 +154,7 @@ class Job(JobRow):
         description="times in a row that an assigner looked into its queue and found no bot for any job of it"
     )
     policy: int | None = Field(description="version of the policy by which its newest attempt began; unset = none")
-    payload: stored.Payload | None
+    payload: StoredPayload | None
     result: dict[str, Any] | None = Field(description="how it ended, as its bot reported it: exit_code, seconds, …")
     has_result: bool = Field(description="true: its command left a result, which `/v1/jobs/{id}/result` returns")
     progress: JobProgress | None = Field(default=None, description="unset = its newest attempt has told none")
@@ -290,7 +321,7 @@ class Bot(BaseModel):
     capacity: int
     in_use: int
     leases: int
-    properties: stored.Properties
+    properties: StoredProperties
     exclusive: list[str] = Field(description="properties that it keeps for jobs that ask for them")
     epoch: int
     opened_at: datetime | None

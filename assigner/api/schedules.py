@@ -14,7 +14,8 @@ from leasehold import wire
 from leasehold.errors import BadInput, Forbidden
 from pydantic import BaseModel, Field
 
-from assigner.api import routing, stored, submission
+from assigner.api import routing, submission
+from assigner.api.models import StoredObject
 from assigner.api.routing import CALLERS, Caller, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.maintenance.schedule_forms import ScheduleForm
@@ -105,7 +106,7 @@ class ScheduleRow(BaseModel):
 
 
 class Schedule(ScheduleRow):
-    job: stored.Object = Field(description="the job as it was given")
+    job: StoredObject = Field(description="the job as it was given")
 
 
 class ScheduleList(BaseModel):
