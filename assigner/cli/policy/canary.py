@@ -112,7 +112,7 @@ def _print(found: Mapping[str, Any]) -> None:
         click.echo(f"no assigner at work decides by it in {_short(undecided)}, so that it does not rise: "
                    "hosts are drained or stopped, or have other entries")  # fmt: skip
     click.echo()
-    held = {True: "holds", False: "BROKEN", None: "not known: too few jobs, now or before"}
+    held = {True: "holds", False: "BROKEN", None: "not known: it may be chance, or jobs are too few"}
     table(
         ("guard", "now", "at most", ""),
         [(each["guard"], _figure(each["value"]), _figure(each["limit"]), held[each["holds"]])
