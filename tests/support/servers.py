@@ -99,6 +99,18 @@ SELECT array_agg(described ORDER BY described)::text FROM (
     UNION ALL SELECT 'setting', setting, '' FROM pg_db_role_setting, unnest(setconfig) AS setting
     WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
     UNION ALL SELECT 'analyzed', '', '' FROM pg_statistic WHERE starelid >= 16384) AS described"""
+# What ANALYZE finds out, and the options of tables: these are set back. PostgreSQL 18 has functions for the former.
+_FORGET_COLUMNS = "DELETE FROM pg_statistic WHERE starelid >= 16384"
+_RELATIONS = """
+SELECT jsonb_agg(jsonb_build_object('oid', oid, 'relpages', relpages, 'reltuples', reltuples,
+    'relallvisible', relallvisible, 'reloptions', to_jsonb(reloptions)))::text
+FROM pg_class WHERE relkind IN ('r', 'p', 't', 'i') AND oid >= 16384"""
+_SET_BACK = """
+UPDATE pg_class c SET relpages = t.relpages, reltuples = t.reltuples, relallvisible = t.relallvisible,
+    reloptions = t.reloptions
+FROM jsonb_to_recordset(%s) AS t (oid oid, relpages integer, reltuples real, relallvisible integer, reloptions text[])
+WHERE c.oid = t.oid AND (c.relpages, c.reltuples, c.relallvisible, c.reloptions)
+    IS DISTINCT FROM (t.relpages, t.reltuples, t.relallvisible, t.reloptions)"""
 _OTHERS = f"""
 SELECT count(pg_terminate_backend(pid, 1000)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
@@ -117,12 +129,13 @@ WHERE last_value IS NOT NULL"""
 class _Template:
     """A database to clone, as its first clone shows it.
 
-    since: the id of a transaction after its last change; catalog: what `_CATALOG` says. rows: the rows of its tables as
-    COPY writes them. differing: a query of the tables that have other rows.
+    since: the id of a transaction after its last change; catalog and relations: what `_CATALOG` and `_RELATIONS` say.
+    rows: the rows of its tables as COPY writes them. differing: a query of the tables that have other rows.
     """
 
     since: str
     catalog: str
+    relations: str
     rows: Mapping[str, bytes]
     differing: str
 
@@ -131,8 +144,8 @@ class Databases:
     """Makes databases named `leasehold_test_…` and drops them. Leaving it drops all that are left.
 
     A clone that is given back is emptied and used again, which takes a tenth of the time of making one, and its
-    connections keep their plans. It is dropped instead if its definition differs from the template's, if it was
-    analyzed, or if the role is no superuser.
+    connections keep their plans. It is dropped instead if its definition differs from the template's, other than by
+    what ANALYZE finds out and options of tables, or if the role is no superuser.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -221,7 +234,8 @@ class Databases:
                 differs = f"({found}) IS DISTINCT FROM {kept}" if table in rows else f"EXISTS (SELECT FROM {table})"
                 differing.append(f"SELECT '{table}' WHERE {differs}")
             since = _one(connection, "SELECT pg_current_xact_id()::xid")
-            return _Template(since, _one(connection, _CATALOG, since=since), rows, " UNION ALL ".join(differing))
+            catalog, relations = _one(connection, _CATALOG, since=since), _one(connection, _RELATIONS)
+            return _Template(since, catalog, relations, rows, " UNION ALL ".join(differing))
 
     def _empty(self, name: str) -> bool:
         """Give the clone the rows of its template and nothing else; False if it may differ in anything else."""
@@ -232,7 +246,10 @@ class Databases:
             if driver.info.parameter_status("is_superuser") != "on":
                 return False
             if _one(driver, _CATALOG, since=template.since) != template.catalog:
-                return False
+                driver.execute(_FORGET_COLUMNS)
+                driver.execute(_SET_BACK, [template.relations])
+                if _one(driver, _CATALOG, since=template.since) != template.catalog:
+                    return False
             driver.execute(_OTHERS)
             # No trigger notes what is deleted, and autovacuum does not hear of it.
             driver.execute("SET session_replication_role = replica; SET track_counts = off")
