@@ -85,7 +85,9 @@ LONGEST = (
     "explain/test_explain_property", "simulation/test_replay", "simulation/test_forecasts", "faults/test_failover",
     "accounting/test_fair_share", "agent/test_agent", "agent/test_containment", "agent/test_task_launcher",
     "faults/test_server_faults", "policy/test_versions", "gateway/test_authorisation", "gateway/test_long_poll",
-    "placement/test_even_placement", "client/test_running_pool",
+    "placement/test_even_placement", "client/test_running_pool", "cli/test_main", "schema/test_restored",
+    "performance/test_costs", "plans/test_gated_plans", "schema/test_doctor", "plans/test_many_queues",
+    "policy/test_canaries", "client/test_task_runner", "client/test_typing",
 )  # fmt: skip
 
 
