@@ -6,7 +6,7 @@ from random import Random
 
 import structlog
 from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
-from leasehold.transport import Record, Transport
+from leasehold.transport import FIRST_CONTACT, NoGateway, Record, Transport
 
 from schema import clock
 from schema.clock import Monotonic
@@ -35,6 +35,7 @@ class GatewayCaller:
         #: When the last request was sent that was answered, on the agent's monotonic clock.
         self.sent_at = clock.monotonic()
         self._abandoned: _Attempt | None = None
+        self._reached = False
 
     @property
     def is_waiting(self) -> bool:
@@ -54,9 +55,10 @@ class GatewayCaller:
 
         meanwhile: what this thread does while the gateway works; it is done again with each repetition.
         Raises the errors of Transport that another try would meet again: BadInput, Unauthorised, Forbidden, NotFound,
-        Conflict. A call that the gateway may hold for `held` seconds is not repeated: raises Unanswered.
+        Conflict; and NoGateway where none has answered yet. A call that the gateway may hold for `held` seconds is not
+        repeated: raises Unanswered.
         """
-        failures = 0
+        failures, began = 0, clock.monotonic()
         while True:
             sent_at = clock.monotonic()
             attempt = _Attempt(self._transport, path, body, held=held, waker=self._waker)
@@ -67,9 +69,11 @@ class GatewayCaller:
                 self._abandoned = attempt
                 raise
             if attempt.answer is not None:
-                self.unanswered, self.sent_at = 0, sent_at
+                self.unanswered, self.sent_at, self._reached = 0, sent_at, True
                 return attempt.answer
             match attempt.error:
+                case NoGateway() if not self._reached and clock.monotonic() >= began + FIRST_CONTACT:
+                    raise attempt.error
                 case BadInput() | Unauthorised() | Forbidden() | NotFound() | Conflict():
                     raise attempt.error
                 case error:

@@ -84,6 +84,8 @@ class TaskLauncher(Launcher):
         #: How many children serve what; until one has imported the app, one is started.
         self._wanted = {"def": 1, "async": 0}
         self._allowed = self._closing = self._full = self._broken = False
+        #: When it ends without the processes that were told to end.
+        self._close_by = math.inf
         self._failures = 0
         self._start_at = 0.0
         #: The tasks that the app has, once it was imported.
@@ -154,6 +156,7 @@ class TaskLauncher(Launcher):
             super().disarm()
 
     def close(self) -> None:
+        self._close_by = clock.monotonic() + 2 * STUCK_AFTER
         self._closing = True
         self._wake()
         if self._thread.ident is not None:
@@ -196,7 +199,7 @@ class TaskLauncher(Launcher):
             run.refuse(FAILED)
 
     def _serve(self) -> None:
-        while not (self._closing and self._is_left()):
+        while not (self._closing and (self._all_dismissed() or clock.monotonic() >= self._close_by)):
             for key, _ in self._sources.select(self._delay()):
                 # A handler before it may have closed this source, and another may have its number.
                 handler = self._handlers.get(key.fd)
@@ -213,9 +216,11 @@ class TaskLauncher(Launcher):
             if self._queued > len(self._children):
                 clock.sleep(_GLANCE)
 
-    def _is_left(self) -> bool:
-        """Let processes without a call end as programs do, with what they have registered for that; return whether all
-        have."""
+    def _all_dismissed(self) -> bool:
+        """Let processes without a call end as programs do, with what they have registered for that.
+
+        Returns whether all have ended, or were given up.
+        """
         for child in self._children:
             if child.serves is not None and not child.runs and child.dismissed_until is None:
                 child.dismiss()
@@ -247,6 +252,8 @@ class TaskLauncher(Launcher):
             instants.append(self._waiting[0].put_at + GIVE_BACK_AFTER)
         if self._queued:
             instants.append(now + OVERDUE)
+        if self._closing:
+            instants.append(self._close_by)
         left = min(instants, default=math.inf) - now
         return None if left == math.inf else max(0.0, left)
 

@@ -28,6 +28,12 @@ Quota = tuple[int, int | str]
 
 #: How long a transaction waits for a lock when one could not be had lately.
 SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
+# The same, until `_WAIT_AS_BEFORE`. `:wait`: such as '10ms'.
+_WAIT = Statement("""
+SELECT set_config('leasehold.lock_timeout', current_setting('lock_timeout'), true),
+    set_config('lock_timeout', :wait, true)
+""")
+_WAIT_AS_BEFORE = Statement("SELECT set_config('lock_timeout', current_setting('leasehold.lock_timeout'), true)")
 #: How long a move waits that was hindered before, or after another one has waited in vain in the same transaction.
 _BRIEF_WAIT = Statement("SELECT set_config('lock_timeout', '10ms', true)")
 _QUOTAS = Statement("""
@@ -60,6 +66,8 @@ class HeldRows:
 class Trials:
     """Moves of one transaction that somebody who holds a row, or a wrong row, may hinder.
 
+    Such moves may take locks out of their order. They wait so shortly that nobody waits long in a circle.
+
     held: the quotas that could not be had. has_waited: a lock could not be had. A quota is given by its cohort and
     instance; callers choose whether by id or by name.
     """
@@ -83,8 +91,9 @@ class Trials:
             return psycopg.errors.LockNotAvailable()
         try:
             with self.connection.savepoint():
-                self.connection.execute_later(_BRIEF_WAIT if briefly or self.has_waited else SHORT_WAIT)
+                self.connection.execute_later(_WAIT, {"wait": "10ms" if briefly or self.has_waited else "100ms"})
                 move()
+                self.connection.execute_later(_WAIT_AS_BEFORE)
         except HINDRANCES as error:
             if isinstance(error, psycopg.errors.LockNotAvailable):
                 self.has_waited = True

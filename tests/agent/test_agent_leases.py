@@ -17,6 +17,7 @@ from bots.protocol import Work
 from schema import validation
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
 from tests.support.http import Answer, ReceivedRequest, problem
+from tests.support.patience import eventually
 
 pytestmark = NEEDS_PROC
 
@@ -177,6 +178,35 @@ def test_output_that_could_not_be_streamed_travels_with_the_reports_of_the_ends(
     for sync in pool.syncs:
         sent = sum(len(chunk.data) for lease in sync.leases for chunk in lease.output)
         assert sent < 1.4 * validation.MAX_OUTPUT_BYTES
+
+
+def test_pages_of_a_proxy_end_no_bot_behind_whose_address_a_gateway_stands(tmp_path: Path) -> None:
+    pool, pages = Pool(sync_in=0.1), Answer(b"<html>", 404)
+    with serving(pool, tmp_path) as bot:
+        key = pool.grant("sh", "-c", "until test -e go; do sleep 0.05; done")
+        pool.until(lambda: "active" in pool.reported(key))
+        left = [10]
+
+        def instead(_: ReceivedRequest) -> Answer | None:
+            left[0] -= 1
+            return pages if left[0] >= 0 else None
+
+        pool.instead = instead
+        pool.until(lambda: left[0] < 0)
+        (work,) = (tmp_path / "work" / "bot-1").glob("attempt-*/tmp")
+        (work.parent / "go").touch()
+        pool.until(lambda: key in pool.outcomes)
+    assert (bot.failure, pool.outcomes[key]["verdict"], len(pool.opened)) == (None, "succeeded", 1)
+
+
+def test_a_bot_ends_at_an_address_at_which_no_gateway_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bots.agent.gateway_calls.FIRST_CONTACT", 0.3)
+    pool = Pool()
+    pool.instead = lambda _: Answer(b"<html>", 404)
+    with serving(pool, tmp_path) as bot, capture_logs() as logs:
+        eventually(lambda: bot.code is not None)
+    assert bot.code == 2
+    assert any("is not a Leasehold gateway: it says 404 Not Found" in str(log.get("reason")) for log in logs)
 
 
 class ScarceFiles:

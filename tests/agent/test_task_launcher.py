@@ -230,7 +230,7 @@ def test_a_process_that_hangs_up_has_failed_and_is_replaced(works: Works, then: 
 
 @pytest.mark.parametrize("task", [task_app.fork, task_app.fork_beside_others], ids=["def", "async"])
 def test_a_process_that_a_task_forks_ends_by_itself_and_the_call_is_its_parents(works: Works, task: Any) -> None:
-    codes = {"raise": 1, "exit": 7, "return": 0, "stop": -signal.SIGTERM}
+    codes = {"raise": 1, "exit": 7, "return": 0, "stop": -signal.SIGTERM, "close": 1}
     assert {how: task.defer(how).result(MINUTE) for how in codes} == codes
     assert task_app.add.defer(1, 2).result(MINUTE) == 3
 

@@ -26,7 +26,7 @@ from leasehold.errors import (
     QueueFull,
     Unauthorised,
 )
-from leasehold.transport import TooLarge, Transport, _proxy, address
+from leasehold.transport import NoGateway, TooLarge, Transport, _proxy, address
 
 from assigner.api.operators import health, policy
 from assigner.api.submission import SubmitRequest
@@ -121,7 +121,12 @@ def test_what_a_proxy_refuses_is_asked_again_and_is_no_word_of_a_gateway(status:
     with gateway(in_turn(Answer(body, status))) as stands, client_for(stands.url, patience=0.1) as client:
         with pytest.raises(LeaseholdError, match=f"is not a Leasehold gateway: it says {status} ") as caught:
             client.status()
-    assert type(caught.value) is LeaseholdError
+    assert type(caught.value) is NoGateway
+    with gateway(in_turn(Answer({"queued": 0}), Answer(body, status))) as stands:
+        with client_for(stands.url, patience=0.1) as client:
+            client.status()
+            with pytest.raises(NoGateway, match=f"^something before the gateway at .* says {status} "):
+                client.status()
 
 
 def test_what_an_earlier_try_has_removed_is_removed() -> None:

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -169,6 +170,8 @@ class Price:
     euros: Decimal
     cents: Decimal = field(init=False)
     changed: int = field(init=False, default=0)
+    days: list[date] = field(default_factory=list)
+    lock: Any = field(init=False, compare=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.cents = 100 * self.euros
@@ -182,6 +185,16 @@ class Scaled:
 
     def __post_init__(self) -> None:
         self.amount *= 100
+
+
+@dataclass
+class Named:
+    """It looks up what it is made of."""
+
+    value: str
+
+    def __post_init__(self) -> None:
+        self.value = {"red": "#f00"}[self.value]
 
 
 @dataclass
@@ -209,22 +222,25 @@ class Tree(TypedDict):
 
 
 def test_a_class_that_computes_when_it_is_made_comes_back_equal_or_is_refused() -> None:
-    def take(price: Price, scaled: Scaled, started: Started, aliased: Aliased) -> Price: ...
+    def take(price: Price, scaled: Scaled, started: Started, aliased: Aliased, named: Named | None) -> Price: ...
 
     price = Price(Decimal("1.20"))
     for changed in (0, 5):
         price.changed = changed
-        (found, *_), _ = decode_call(take, JSON, encode_call(take, JSON, (price, None, None, None), {}))
+        (found, *_), _ = decode_call(take, JSON, encode_call(take, JSON, (price, *[None] * 4), {}))
         assert found == price
-    stored = json.loads(encode_call(take, JSON, (Price(Decimal(1)), None, None, None), {}))
-    assert stored["args"][0] == {"euros": "1"}, "as it was stored before"
+    stored = json.loads(encode_call(take, JSON, (Price(Decimal(1)), *[None] * 4), {}))
+    assert stored["args"][0] == {"euros": "1", "days": []}, "as it was stored before"
+    # As where nothing is computed: a tuple comes back as the list that the annotation names.
+    encode_call(take, JSON, (Price(Decimal(1), days=(date.min,)), *[None] * 4), {})  # type: ignore[arg-type]
     refused: list[tuple[str, Any, str]] = [
         ("scaled", Scaled(3), "does not come back equal: 'Scaled' changes 'amount' when it is made"),
         ("started", Started(date.min, 1), "cannot be made of the fields of 'Started' alone: .*'shift'"),
+        ("named", Named("red"), "cannot be made of the fields of 'Named' alone: KeyError: '#f00'"),
         ("aliased", Aliased(title="x"), "does not come back from the JSON of 'Aliased': 1 validation error"),
     ]
     for name, value, reason in refused:
-        others = dict.fromkeys({"price", "scaled", "started", "aliased"} - {name}, None)
+        others = dict.fromkeys({"price", "scaled", "started", "aliased", "named"} - {name}, None)
         with pytest.raises(BadInput, match=f"^{name}: {reason}") as told:
             encode_call(take, JSON, (), {name: value, **others})
         assert "\n" not in str(told.value)

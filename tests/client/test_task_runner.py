@@ -184,6 +184,16 @@ def test_sigterm_cancels_a_task_where_it_is(start: Start, tmp_path: Path) -> Non
         assert not (tmp_path / "result").exists()
 
 
+@pytest.mark.parametrize(
+    ("how", "code"), {"raise": 1, "exit": 7, "return": 0, "stop": -signal.SIGTERM, "close": 1}.items()
+)
+def test_a_process_that_a_coroutine_forks_takes_nothing_of_the_loop_of_its_parent(
+    start: Start, tmp_path: Path, how: str, code: int
+) -> None:
+    said = end(start("fork_beside_others", how))
+    assert (said[0], result(tmp_path)) == (0, {"ok": code}), said[1]
+
+
 def test_a_checkpoint_is_there_for_the_next_attempt_after_kill_9(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "held"
     process = start("advance", str(file))

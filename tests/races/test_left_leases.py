@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,6 +10,8 @@ from structlog.testing import capture_logs
 from bots.protocol import OpenSession
 from bots.sync.sessions import digest, open_sessions
 from schema.diagnostics.invariants import LEASES_OF_LIVE_SESSIONS, verify
+from schema.moves import sessions
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
 from tests.support.race import Race, expire
@@ -167,7 +170,7 @@ def test_a_held_job_of_one_bot_that_was_cut_off_costs_no_other_bot_its_forgivene
     assert [pool.job(job).kills for job in jobs] == [1, 0]
 
 
-def test_bots_come_back_with_leases_that_only_together_cannot_end(pool: Pool) -> None:
+def test_bots_come_back_with_leases_that_only_together_cannot_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = submitted(pool, {1: [], 2: [], 3: [{"node": n, "on_failure": "run"} for n in (1, 2)]})
     pool.change("UPDATE jobs SET max_attempts = 1")
     for name in ("bot-1", "bot-2"):
@@ -175,7 +178,17 @@ def test_bots_come_back_with_leases_that_only_together_cannot_end(pool: Pool) ->
         bot.sync(*map(active, pool.given(bot)))
     pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
     openings = [OpenSession(bot=name) for name in ("bot-1", "bot-2")]
+    seen: list[str] = []
+    declare = sessions.declare_resources
+
+    def look(connection: Connection, *arguments: Any, **named: Any) -> None:
+        seen.append(connection.execute_sql("SHOW lock_timeout").scalar_one())
+        declare(connection, *arguments, **named)
+
+    monkeypatch.setattr(sessions, "declare_resources", look)
     first, second = open_sessions(pool.database, openings, timing=pool.timing)
+    assert len(set(seen)) == 1, "what follows waits for locks as usual"
+    assert seen[0] not in ("10ms", "100ms")
     assert sorted(states(pool, graph).values()) == ["blocked", "dead", "running"]
     pool.change("UPDATE jobs SET queue = -queue WHERE state = 'blocked'")
     for session in (first, second):

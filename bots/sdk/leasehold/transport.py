@@ -109,8 +109,8 @@ class Transport:
                 patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
                 if time.monotonic() - begun >= patience:
                     if unknown.answer is not None:
-                        if _is_of_others(unknown.answer):
-                            raise _no_gateway(self.url, unknown.answer) from None
+                        if _is_no_gateways(unknown.answer):
+                            raise NoGateway(self.url, unknown.answer, is_behind=self._reached) from None
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
                         raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from None
@@ -163,7 +163,7 @@ class Transport:
             # A connection was accepted, so the address is right and the gateway has an outage.
             self._reached = True
             raise _Unknown(None) from error
-        if _is_of_others(answer):
+        if _is_no_gateways(answer):
             raise _Unknown(answer)
         self._reached = True
         if answer.status in _AGAIN:
@@ -433,7 +433,7 @@ class _Unknown(Exception):
         """Tell whether the gateway may have executed the request."""
         if self.answer is None:
             return not isinstance(self.__cause__, Unreachable)
-        return self.answer.status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
+        return self.answer.status == HTTPStatus.GATEWAY_TIMEOUT
 
 
 def split(url: str) -> SplitResult:
@@ -479,7 +479,7 @@ def _document(answer: Answer, url: str) -> Record:
     return document
 
 
-def _is_of_others(answer: Answer) -> bool:
+def _is_no_gateways(answer: Answer) -> bool:
     """Return whether a proxy refuses a request, as while it is set up anew, and no gateway: those give a reason."""
     if not 400 <= answer.status < 500 or answer.status in (*_AGAIN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         return False
@@ -487,9 +487,17 @@ def _is_of_others(answer: Answer) -> bool:
     return not (isinstance(problem, dict) and (problem.get("detail") or problem.get("title")))
 
 
-def _no_gateway(url: str, answer: Answer) -> LeaseholdError:
-    said = wire.printable(f"{answer.status} {answer.reason}", 100)
-    return LeaseholdError(f"what answers at {url} is not a Leasehold gateway: it says {said}")
+class NoGateway(LeaseholdError):
+    """No gateway has answered a request, but something before it, or at a wrong address."""
+
+    def __init__(self, url: str, answer: Answer, *, is_behind: bool) -> None:
+        """is_behind: a gateway has answered there before."""
+        said = wire.printable(f"{answer.status} {answer.reason}", 100)
+        super().__init__(
+            f"something before the gateway at {url} refuses this request: it says {said}"
+            if is_behind
+            else f"what answers at {url} is not a Leasehold gateway: it says {said}"
+        )
 
 
 def _refusal(answer: Answer) -> LeaseholdError:

@@ -189,6 +189,10 @@ def _fork(how: str) -> int:
         raise ValueError("forked")
     if how == "exit":
         sys.exit(7)
+    if how == "close":
+        sys.stdout = None  # type: ignore[assignment]
+        sys.stderr.close()
+        raise ValueError("forked")
     if how == "stop":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -204,7 +208,10 @@ def fork(how: str) -> int:
 @pool.task
 async def fork_beside_others(how: str) -> int:
     """The same in a process that runs several calls."""
-    return _fork(how)
+    code = _fork(how)
+    if code != -1:  # the parent
+        await asyncio.to_thread(time.sleep, 0.01)  # which needs the loop's wake-ups
+    return code
 
 
 @pool.task

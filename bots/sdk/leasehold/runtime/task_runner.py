@@ -139,16 +139,17 @@ class TaskCall:
         """End a process that the function has forked and that has come back from it. The call is its parent's."""
         if os.getpid() == self._process:
             return
-        code = 0
-        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-            code = error.code or 0
-        elif error is not None:
-            traceback.print_exception(error)
-            code = 1
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        code = 0 if error is None else 1
+        try:
+            if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+                code = error.code or 0
+            elif error is not None:
+                traceback.print_exception(error)
+            sys.stderr.flush()
+            sys.stdout.flush()
+        finally:
+            # Whatever became of its streams, it must not go on as its parent.
+            os._exit(code)
 
     def cancel(self) -> None:
         """Ask the attempt to end: a handler of SIGTERM. Raises Cancelled where the function runs."""
@@ -179,7 +180,14 @@ class TaskCall:
             if self._attempt.cancelled:
                 raise asyncio.CancelledError
             function: Coroutine[Any, Any, Any] = task.function(*args, **kwargs)
-            return await function
+            try:
+                value = await function
+            except BaseException as error:
+                self._end_if_forked(error)
+                raise
+            # Not later: a process that closed this loop would take the wake-ups of its parent's away.
+            self._end_if_forked()
+            return value
         finally:
             loop.remove_signal_handler(signal.SIGTERM)
             _handler, handler = before

@@ -250,7 +250,7 @@ def dedup_key(
     kwargs: Mapping[str, Any],
 ) -> str:
     """Return the key by which a call joins an unfinished one of its task that is equal in the sense of `unique`."""
-    said = _compared(function, serialiser, args, kwargs) if isinstance(unique, bool) else unique(*args, **kwargs)
+    said = _text_of(function, serialiser, args, kwargs) if isinstance(unique, bool) else unique(*args, **kwargs)
     if not isinstance(said, str):
         raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
     plain = f"{task}:{said}"
@@ -259,19 +259,27 @@ def dedup_key(
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
 
 
-def _compared(
+def _text_of(
     function: Callable[..., Any], serialiser: Serialiser, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return a text that is the same for equal arguments, by their names or places, given or left to the defaults."""
+    """Return a text that is the same for equal arguments, by their names or places, given or left to the defaults.
+
+    Arguments that equal their default are left out, if none is given by its place behind them.
+    """
     bound = form_of(function).signature.bind(*args, **kwargs)
-    given = bound.args, bound.kwargs
-    bound.apply_defaults()
-    try:
-        text = encode_call(function, serialiser, bound.args, bound.kwargs)
-    except BadInput:
-        # A default that is no JSON: no call can give an argument that is equal to it.
-        text = encode_call(function, serialiser, *given)
-    return json.dumps(json.loads(text), sort_keys=True)
+    parameters = bound.signature.parameters
+    left = [name for name, value in bound.arguments.items() if not _is_default(parameters[name], value)]
+    last = max((place for place, name in enumerate(bound.arguments) if name in left), default=-1)
+    bound.arguments = {
+        name: value
+        for place, (name, value) in enumerate(bound.arguments.items())
+        if name in left or (place < last and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY)
+    }
+    return encode_call(function, serialiser, bound.args, bound.kwargs)
+
+
+def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
+    return type(value) is type(parameter.default) and bool(value == parameter.default)
 
 
 def concurrency_lock(

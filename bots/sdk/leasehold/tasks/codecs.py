@@ -112,9 +112,10 @@ def _has_codec(annotation: Any) -> bool:
 def _dataclass(cls: Any) -> "Fields":
     """Return the codec of a dataclass. One that computes something when it is made may not come back equal."""
     fields = dataclasses.fields(cls)
-    later = tuple(each.name for each in fields if not each.init)
-    computes = bool(later) or hasattr(cls, "__post_init__") or not cls.__dataclass_params__.init
-    return Fields(cls, tuple(each.name for each in fields if each.init), later, computes)
+    # What does not count when two are compared is made anew, such as a lock or a cache.
+    set_after = tuple(each.name for each in fields if not each.init and each.compare)
+    may_change = bool(set_after) or hasattr(cls, "__post_init__") or not cls.__dataclass_params__.init
+    return Fields(cls, tuple(each.name for each in fields if each.init), set_after, may_change)
 
 
 def _refuse(value: Any, wanted: str) -> ValueError:
@@ -206,38 +207,39 @@ _MISSING = object()
 class Fields:
     """Instances of a dataclass or of a named tuple: an object of their fields.
 
-    names: the fields with which an instance is made. later: those that are set afterwards. computes: it computes when
-    it is made, so that what comes back may be another value.
+    names: the fields with which an instance is made. set_after: those that are set afterwards. may_change: it computes
+    when it is made, so that what comes back may be another value.
     """
 
     cls: type
     names: tuple[str, ...]
-    later: tuple[str, ...] = ()
-    computes: bool = False
+    set_after: tuple[str, ...] = ()
+    may_change: bool = False
 
     @cached_property
     def _codecs(self) -> dict[str, Codec | None]:
         # Not before they are used: a class may have itself in a field.
         hints = typing.get_type_hints(self.cls)
-        return {name: codec_of(hints.get(name, Any)) for name in (*self.names, *self.later)}
+        return {name: codec_of(hints.get(name, Any)) for name in (*self.names, *self.set_after)}
 
     def encode(self, value: Any) -> Any:
         if type(value) is not self.cls:
             raise _refuse(value, self.cls.__name__)
         found = {name: _inside(name, self._codecs[name], getattr(value, name)) for name in self.names}
-        return self._checked(found, value) if self.computes else found
+        return self._checked(found, value) if self.may_change else found
 
     def _checked(self, found: dict[str, Any], value: Any) -> dict[str, Any]:
         """Return what makes an equal value of these fields. Raises ValueError if nothing does."""
         try:
             again = self.decode(found)
-        except TypeError as error:
-            raise ValueError(f"cannot be made of the fields of '{self.cls.__name__}' alone: {error}") from None
-        for name in self.later:
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(f"cannot be made of the fields of '{self.cls.__name__}' alone: {told}") from None
+        for name in self.set_after:
             if hasattr(value, name) and getattr(value, name) != getattr(again, name, _MISSING):
                 found[name] = _inside(name, self._codecs[name], getattr(value, name))
         for name in self.names:
-            if getattr(again, name) != getattr(value, name):
+            if _inside(name, self._codecs[name], getattr(again, name)) != found[name]:
                 raise ValueError(f"does not come back equal: '{self.cls.__name__}' changes '{name}' when it is made")
         return found
 
@@ -245,8 +247,8 @@ class Fields:
         if unknown := found.keys() - self._codecs.keys():
             raise ValueError(f"'{self.cls.__name__}' has no field '{min(unknown)}'")
         values = {name: decode(self._codecs[name], each) for name, each in found.items()}
-        made = self.cls(**{name: each for name, each in values.items() if name not in self.later})
-        for name in self.later:
+        made = self.cls(**{name: each for name, each in values.items() if name not in self.set_after})
+        for name in self.set_after:
             if name in values:
                 object.__setattr__(made, name, values[name])  # also of a frozen class
         return made
