@@ -21,7 +21,7 @@ from schema import clock, validation
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: The most bytes of output in one sync, unless a proxy takes less. Then the output of one ended job fits, and further
+#: The most bytes of output in one sync. The output of one ended job always fits, unless a proxy takes less; further
 #: jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
 #: The least that this may become if a proxy takes no calls of that size.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.errors import BadInput
-from leasehold.tasks.arguments import decode_call, decode_result, encode_call, encode_result
+from leasehold.tasks.arguments import decode_call, decode_result, dedup_key, encode_call, encode_result
 from leasehold.tasks.codecs import codec_of
 from leasehold.wire import JsonSerialiser
 from pydantic import BaseModel, Field, SecretStr
@@ -293,3 +293,30 @@ def test_a_union_says_what_it_cannot_tell() -> None:
 
     with pytest.raises(BadInput, match=r"^at: .*: does not tell which type of the union it has"):
         decode_call(when, JSON, json.dumps({"args": ["2026-01-02"], "kwargs": {}, "typed": [0]}))
+
+
+_NOTHING = object()
+
+
+def order(what: str, count: int = 1, clock: Any = _NOTHING, *notes: str, at: int = 0, **more: int) -> None:
+    raise NotImplementedError
+
+
+#: Calls of `order` that are one, in each list.
+ORDERS: list[list[tuple[tuple[Any, ...], dict[str, Any]]]] = [
+    [(("a",), {}), (("a", 1), {}), ((), {"what": "a", "at": 0}), (("a",), {"count": 1})],
+    [(("a", 2), {}), (("a",), {"count": 2}), ((), {"count": 2, "what": "a", "at": 0})],
+    [(("a",), {"at": 3}), (("a", 1), {"at": 3})],
+    [(("a",), {"clock": 5}), (("a", 1, 5), {})],
+    [(("a", 1, 5, "n"), {}), (("a", 1, 5, "n"), {"at": 0})],
+    [(("a",), {"x": 1, "y": 2}), (("a",), {"y": 2, "x": 1, "count": 1})],
+]
+
+
+def test_arguments_are_equal_however_they_are_given() -> None:
+    def key(args: tuple[Any, ...], named: dict[str, Any]) -> str:
+        return dedup_key("order", True, order, JSON, args, named)
+
+    keys = [{key(*call) for call in calls} for calls in ORDERS]
+    assert [len(each) for each in keys] == [1] * len(ORDERS)
+    assert len(set[str]().union(*keys)) == len(ORDERS)

@@ -259,26 +259,36 @@ def dedup_key(
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
 
 
+_OTHERS = inspect.Parameter.VAR_KEYWORD
+
+
 def _text_of(
     function: Callable[..., Any], serialiser: Serialiser, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return a text that is the same for equal arguments, by their names or places, given or left to the defaults.
-
-    Arguments that equal their default are left out, if none is given by its place behind them.
-    """
+    """Return a text that is the same for equal arguments, by their names or places, given or left to the defaults."""
     bound = form_of(function).signature.bind(*args, **kwargs)
+    bound.apply_defaults()
     parameters = bound.signature.parameters
-    left = [name for name, value in bound.arguments.items() if not _is_default(parameters[name], value)]
-    last = max((place for place, name in enumerate(bound.arguments) if name in left), default=-1)
-    bound.arguments = {
-        name: value
-        for place, (name, value) in enumerate(bound.arguments.items())
-        if name in left or (place < last and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY)
+    values = {
+        name: dict(sorted(value.items())) if parameters[name].kind is _OTHERS else value
+        for name, value in bound.arguments.items()
     }
-    return encode_call(function, serialiser, bound.args, bound.kwargs)
+    others = {name: value for name, value in values.items() if not _is_default(parameters[name], value)}
+    by_place = [name for name, each in parameters.items() if each.kind not in (inspect.Parameter.KEYWORD_ONLY, _OTHERS)]
+    last = max((place for place, name in enumerate(by_place) if name in others), default=-1)
+    wanted = {*by_place[: last + 1], *others}
+    bound.arguments = {name: value for name, value in values.items() if name in wanted}
+    try:
+        return encode_call(function, serialiser, bound.args, bound.kwargs)
+    except BadInput:
+        # A default before the last of them may be no JSON. Then those behind it are named.
+        bound.arguments = others
+        return encode_call(function, serialiser, bound.args, bound.kwargs)
 
 
 def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, _OTHERS):
+        return not value
     return type(value) is type(parameter.default) and bool(value == parameter.default)
 
 
