@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 SAMPLES = ROOT / "tests/support/apps/typed_tasks.py"
 
 
+@pytest.mark.long
 def test_mypy_finds_each_mistake_and_no_other(tmp_path: Path) -> None:
     arguments = [
         "--strict",
@@ -25,6 +28,7 @@ def test_mypy_finds_each_mistake_and_no_other(tmp_path: Path) -> None:
     compare({int(line.split(":")[1]) for line in found}, said)
 
 
+@pytest.mark.long
 def test_pyright_finds_each_mistake_and_no_other(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error", "--pythonpath", sys.executable]
     said = subprocess.run([*command, str(SAMPLES)], cwd=tmp_path, capture_output=True, text=True, check=False).stdout

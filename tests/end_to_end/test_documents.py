@@ -32,6 +32,8 @@ from tests.support.servers import processes_of
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "ops" / "docs"
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bots/sdk/README.md", *FOLDER.glob("*.md")])
+#: Those whose commands `make test` runs; those of the others are of the long tests.
+READ_FIRST = ("README.md", "python.md", "tasks.md")
 #: Languages of fenced blocks. `console` is run, `toml` is checked as a configuration, `sql` is run, `json` is parsed. A
 #: block of `python` is a file, which a command runs.
 LANGUAGES = {"console", "toml", "sql", "json", "python", "text"}
@@ -197,7 +199,13 @@ def run_all(commands: list[Command], environment: dict[str, str], directory: Pat
 
 
 @pytest.mark.timeout(RUNS_WITHIN + STARTS_WITHIN)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(each, marks=[] if each.name in READ_FIRST else pytest.mark.long, id=name(each))
+        for each in DOCUMENTS
+    ],
+)
 def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, pool: Pool, tmp_path: Path) -> None:
     commands = [
         command

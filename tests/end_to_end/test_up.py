@@ -130,6 +130,7 @@ def test_a_start_that_is_interrupted_says_no_more_than_that(home: Home, number: 
     assert not (home.data / "pg").exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent(home: Home) -> None:
     up = home.up(program=home.program)

@@ -47,6 +47,7 @@ def test_a_process_ends_in_time_and_names_the_threads_that_still_wait() -> None:
     assert "stuck" in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_gateway_and_assigner_end_in_time_while_the_database_does_not_answer(
     database_url: str, link: Link, timing: Timing, scratch: Path
 ) -> None:

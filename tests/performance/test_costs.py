@@ -231,6 +231,7 @@ def test_a_pool_without_unfinished_graphs_looks_once_for_each_statement_that_end
     assert reads[0].touched <= 1
 
 
+@pytest.mark.long
 def test_each_edge_is_walked_when_its_parent_ends_and_never_again(pool: Pool) -> None:
     """Once to learn whose rows to lock and once to count, twice each for a parent that did not succeed; other graphs
     in the tables make no difference."""

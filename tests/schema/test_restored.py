@@ -127,6 +127,7 @@ def test_nothing_starts_on_a_restored_dump_until_its_fences_are_above_all_that_w
     assert not [each for each in invariants.verify(new.database) if each.rows]
 
 
+@pytest.mark.long
 def test_servers_into_which_one_dump_is_restored_repeat_no_fence_of_each_other(servers: Servers) -> None:
     url = servers.make("old")
     old = servers.pool(url)

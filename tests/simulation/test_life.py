@@ -154,6 +154,7 @@ def leases_of_a_busy_pool(like: Path, *, apart: bool) -> list[Row]:
         return pool.database.run(lambda connection: connection.execute_sql(LEASES).all())
 
 
+@pytest.mark.long
 def test_leases_begin_without_calls_as_they_would_with_them(made: Path) -> None:
     with_calls, apart = (leases_of_a_busy_pool(made, apart=apart) for apart in (False, True))
     assert len(with_calls) > 100

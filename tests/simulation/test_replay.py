@@ -70,6 +70,7 @@ def test_what_has_run_for_long_is_taken_for_one_of_those_that_run_for_long(pool:
     assert [round(job.attempts[-1].seconds) for job in found.jobs[-2:]] == [90, 2]
 
 
+@pytest.mark.long
 def test_a_past_is_replayed_as_it_was_and_its_report_is_kept(
     pool: Pool, past: list[Any], console: Console, tmp_path: Path
 ) -> None:
