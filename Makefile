@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
-	@echo "make test-long   run what make test leaves out: pages in a browser, pools under random faults; seven minutes"
+	@echo "make test-long   run what make test leaves out: pages in a browser, pools under random faults; five minutes"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
 	@echo "make losses LOSSES=10   silently drop a pool's database connections, and measure how long it takes to recover"
 	@echo "make even RUNS=10   place bursts on a small fleet of equal bots, and compare what each got (chi-square)"
