@@ -18,8 +18,8 @@ from assigner.operator_resources.tenancy import Quota
 from schema.fleet.kinds import UNUSABLE, clauses
 from schema.states import HELD
 
-#: In an answer: stored JSON that has another form than it must. Another version, or somebody with psql, may have
-#: written it. Then the rest of the answer is right, and whoever looks sees what is wrong.
+#: The key under which an answer shows stored JSON that has another form than it must. Another version may have written
+#: it, or somebody with psql. The rest of the answer is right.
 WRONG = "unusable"
 
 

@@ -1,9 +1,11 @@
 """Guards of a trial: what was counted of jobs becomes figures, and a guard holds, is broken, or is not known. Pure.
 
-A figure is a sample. So it has bounds too, between which it is but for a small chance. A guard is broken only if the
-lower one is above the limit that follows from the upper one of before: of twenty jobs one slow one says nothing of the
-slowest twentieth. Jobs that wait at the same time wait alike, so many of them count as few: how few follows from how
-seldom successive jobs cross the quantile (A. Raftery, S. Lewis, "How many iterations in the Gibbs sampler?", 1992).
+A figure is of a sample. So it has a lower and an upper bound; that the true figure lies outside has a small chance. A
+guard is broken only if the lower bound is above the limit that the upper bound of the time before gives. Otherwise one
+slow job of twenty would count as the slowest twentieth of all.
+
+Jobs that wait at the same time wait alike, so that many of them count as few. Their number follows from how seldom
+successive jobs cross the quantile (A. Raftery, S. Lewis, "How many iterations in the Gibbs sampler?", 1992).
 """
 
 import math
@@ -129,7 +131,7 @@ def independent(sample: int, part: float, crossed: int | None) -> int:
 
     crossed: how often of two successive waits only one is above it; None = as often as if each came about by itself.
     If whether one is above follows from the one before by a fixed chance, the mean of n of them varies as much as that
-    of n · (1 - r) ÷ (1 + r) independent ones, of which r is the correlation.
+    of n · (1 - r) ÷ (1 + r) independent ones. r is the correlation of two successive ones.
     """
     expected = 2.0 * sample * part * (1.0 - part)
     if crossed is None or crossed >= expected:

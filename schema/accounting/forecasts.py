@@ -110,7 +110,8 @@ FROM (
     WHERE o.platform = :platform LIMIT :most) able
 """)
 TIMES = Statement("SELECT instance, leases, seconds, work, per_second, waited FROM lease_times WHERE cohort = :cohort")
-# An instance of which none of the newest jobs is has ended none since the first of them. Its times stay as they were.
+# If none of the newest jobs is of an instance, it has ended none since the first of them, and its rate is 0. What its
+# jobs took stays as it was measured.
 MEASURE_TIMES = Statement("""
 WITH newest AS MATERIALIZED (
     SELECT id, queued_at, finished_at FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :newest
@@ -189,8 +190,8 @@ VALUES (:id, :cohort, :instance, :job_class, :past, :predicted, :scale, :by_rate
 ON CONFLICT (job_id) DO NOTHING
 """)
 # A job that an operator has held or paused, or that ended without a start, says nothing about its forecast, unless it
-# had waited for longer than was promised when it ended: then that is the least that it would have waited. Otherwise
-# those would be missing of which people no longer wait for the start.
+# had waited for longer than was promised when it ended: then that is the least that it would have waited. Otherwise the
+# jobs would be missing that somebody cancelled because they came too late.
 JUDGE = Statement(f"""
 WITH page AS MATERIALIZED (
     SELECT job_id, at, predicted, upper FROM forecasts

@@ -26,16 +26,11 @@ log = structlog.get_logger()
 #: The quota of an instance in a cohort.
 Quota = tuple[int, int | str]
 
-#: How long a transaction waits for a lock when one could not be had lately.
+#: Seconds for which a move waits for a lock when one could not be had lately; and a move that was hindered before, or
+#: that follows another one which has waited in vain in the same transaction.
+_SHORT, _BRIEF = 0.1, 0.01
+#: The first of them for the rest of a transaction.
 SHORT_WAIT = Statement("SELECT set_config('lock_timeout', '100ms', true)")
-# The same, until `_WAIT_AS_BEFORE`. `:wait`: such as '10ms'.
-_WAIT = Statement("""
-SELECT set_config('leasehold.lock_timeout', current_setting('lock_timeout'), true),
-    set_config('lock_timeout', :wait, true)
-""")
-_WAIT_AS_BEFORE = Statement("SELECT set_config('lock_timeout', current_setting('leasehold.lock_timeout'), true)")
-#: How long a move waits that was hindered before, or after another one has waited in vain in the same transaction.
-_BRIEF_WAIT = Statement("SELECT set_config('lock_timeout', '10ms', true)")
 _QUOTAS = Statement("""
 WITH free AS MATERIALIZED (SELECT cohort, instance FROM quotas FOR NO KEY UPDATE SKIP LOCKED)
 SELECT DISTINCT instance FROM quotas q
@@ -90,10 +85,9 @@ class Trials:
         if quota in self.held:
             return psycopg.errors.LockNotAvailable()
         try:
-            with self.connection.savepoint():
-                self.connection.execute_later(_WAIT, {"wait": "10ms" if briefly or self.has_waited else "100ms"})
+            wait = _BRIEF if briefly or self.has_waited else _SHORT
+            with self.connection.savepoint(), self.connection.waiting_for_locks(wait):
                 move()
-                self.connection.execute_later(_WAIT_AS_BEFORE)
         except HINDRANCES as error:
             if isinstance(error, psycopg.errors.LockNotAvailable):
                 self.has_waited = True
@@ -121,19 +115,18 @@ def move_rows(connection: Connection, rows: Sequence[T], move: Callable[[Sequenc
     if not tries:
         return [move(rows)] if rows else []
     parts, moved, results = deque([range(len(rows))] if rows else []), set[int](), list[R]()
-    wait, reason = SHORT_WAIT, ""
+    wait, reason = _SHORT, ""
     for _ in range(MOST_PARTS):
         if not parts:
             break
         part = parts.popleft()
         try:
-            with connection.savepoint():
-                connection.execute_later(wait)
+            with connection.savepoint(), connection.waiting_for_locks(wait):
                 result = move([rows[nth] for nth in part])
         except HINDRANCES as error:
             reason = type(error).__name__
             if isinstance(error, psycopg.errors.LockNotAvailable):
-                wait = _BRIEF_WAIT
+                wait = _BRIEF
             if len(part) > 1:
                 middle = len(part) // 2
                 parts += part[:middle], part[middle:]

@@ -22,7 +22,7 @@ Outcome = Literal["activated", "returned", "stopped", "replaced"]
 MOST = 20_000
 #: Into so many parts waits are divided to find any quantile of them.
 QUANTILES = 200
-#: The quantiles of waits of which it is counted how often successive waits cross them.
+#: Quantiles of waits. It is counted how often successive waits cross them.
 CROSSED = (0.5, 0.95)
 #: Seconds that a lease may be from before its job was queued: both have the time at which their transactions began.
 APART = 10

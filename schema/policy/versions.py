@@ -117,12 +117,6 @@ SELECT jsonb_build_object({", ".join(
 """)  # fmt: skip
 # Two statements: one that has waited for the lock would not see the version that was made meanwhile.
 _HOLD = Statement("SELECT id FROM policy_in_force FOR NO KEY UPDATE")
-# Who activates a version of a pool with many instances holds it for longer than others wait for rows.
-_WAIT_LONGER = Statement(f"""
-SELECT set_config('leasehold.lock_timeout', current_setting('lock_timeout'), true),
-    set_config('lock_timeout', '{HELD_WITHIN:.0f}s', true)
-""")
-_WAIT_AS_USUAL = Statement("SELECT set_config('lock_timeout', current_setting('leasehold.lock_timeout'), true)")
 _CONTENT = Statement("SELECT content FROM policies WHERE id = :id")
 _MAKE = Statement("""
 WITH made AS (
@@ -261,9 +255,9 @@ def hold(connection: Connection) -> int | None:
 
     Come here before any other lock. It is waited for up to HELD_WITHIN seconds.
     """
-    connection.execute_later(_WAIT_LONGER)
-    held: int | None = connection.execute(_HOLD).scalar_one()
-    connection.execute_later(_WAIT_AS_USUAL)
+    # Who activates a version of a pool with many instances holds it for longer than others wait for rows.
+    with connection.waiting_for_locks(HELD_WITHIN):
+        held: int | None = connection.execute(_HOLD).scalar_one()
     return held
 
 

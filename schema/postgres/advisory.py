@@ -13,10 +13,10 @@ TAKE_SLOT = Statement("""
 SELECT n FROM unnest(CAST(:slots AS integer[])) AS s (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.slot:' || :among), n) LIMIT 1
 """)
-# Those ahead are at work, each for as long as a large batch takes, and are no reason to go round what they hold.
-WAIT_LONGER = Statement("SET LOCAL lock_timeout = '5s'")
+#: Seconds to wait for a turn. Those ahead are at work, each for as long as a large batch takes, and are no reason to go
+#: round what they hold.
+TURN_WITHIN = 5.0
 WAIT_FOR_TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.turn:' || :among))")
-WAIT_AS_USUAL = Statement("SET LOCAL lock_timeout TO DEFAULT")
 ANNOUNCE_SESSIONS = Statement("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
 TRY_BLOCK_NEW_SESSIONS = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
 TAKE_EXCLUSIVE = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
@@ -38,9 +38,8 @@ def wait_for_turn(connection: Connection, *, among: str) -> None:
 
     Who waits may hold jobs, and neither a rate nor a quota: the one whose turn it is may wait for these.
     """
-    connection.execute_later(WAIT_LONGER)
-    connection.execute(WAIT_FOR_TURN, {"among": among})
-    connection.execute_later(WAIT_AS_USUAL)
+    with connection.waiting_for_locks(TURN_WITHIN):
+        connection.execute(WAIT_FOR_TURN, {"among": among})
 
 
 def try_take_exclusive(connection: Connection) -> bool:

@@ -21,6 +21,10 @@ _SILENTLY = Message(b"SET LOCAL leasehold.wake = off")
 # Any setting of the transaction may follow its work, as it counts at the commit.
 _LAZILY = Statement("SET LOCAL synchronous_commit = off")
 _NOW = Statement("SELECT now()")
+_WAIT = Statement("""
+SELECT set_config(:before, current_setting('lock_timeout'), true), set_config('lock_timeout', :wait, true)
+""")
+_WAIT_AS_BEFORE = Statement("SELECT set_config('lock_timeout', current_setting(:before), true)")
 _IDLE, _FAILED = pq.TransactionStatus.IDLE, pq.TransactionStatus.INERROR
 _NONE: Mapping[str, Any] = {}
 
@@ -67,7 +71,8 @@ class Connection:
         #: Statements that are sent with the next one. Each has a `Later` that gets its answer, or None.
         self._unsent: Sequence[tuple[Message, Later | None]] = self._begin
         self._waiting: list[Callable[[], None]] = []
-        self._savepoints = 0
+        #: Savepoints that were made, and blocks of `waiting_for_locks` that are open.
+        self._savepoints = self._lock_waits = 0
 
     def execute(self, statement: Statement, values: Mapping[str, Any] = _NONE) -> Result[Row]:
         """Execute a statement with these values and return its rows. Raises KeyError for a value that is missing."""
@@ -104,6 +109,21 @@ class Connection:
     def allow(self, seconds: float) -> None:
         """Wait up to `seconds` for each statement of this transaction. The caller has told the server the same."""
         self.session.allow(seconds)
+
+    @contextmanager
+    def waiting_for_locks(self, seconds: float) -> Iterator[None]:
+        """Within the block wait for each lock at most so long, and after it as long as before.
+
+        If the block raises, the caller rolls back the transaction or a savepoint around it, which does the same.
+        """
+        self._lock_waits += 1
+        before = {"before": f"leasehold.lock_timeout_{self._lock_waits}"}
+        self.execute_later(_WAIT, {**before, "wait": f"{seconds * 1000:.0f}ms"})
+        try:
+            yield
+        finally:
+            self._lock_waits -= 1
+        self.execute_later(_WAIT_AS_BEFORE, before)
 
     @contextmanager
     def savepoint(self) -> Iterator[Savepoint]:

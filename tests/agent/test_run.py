@@ -136,7 +136,7 @@ def test_an_attempt_whose_bot_leaves_while_the_results_are_read_is_not_charged(p
 
 def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:
     given = {"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "LEASEHOLD_X": "x", "LEASEHOLD_TICK": "t", "TZ": "UTC"}
-    run = start(place, "env", env=given)
+    run = start(place, "env", env=given, timeout=1_000_000.0)
     finish(run)
     seen = dict(line.split("=", 1) for line in text_of(run).splitlines())
     directory = seen.pop("LEASEHOLD_WORK")
@@ -144,6 +144,7 @@ def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(p
     for name in ("LEASEHOLD_USAGE", "LEASEHOLD_RESULT", "LEASEHOLD_CHECKPOINT"):
         assert seen.pop(name).startswith(f"{directory}/")
     own = {"JOB": "a-job", "FENCE": "7", "ATTEMPT": "2", "INSTANCE": "tenant", "BOT": "bot-1", "TICK": "t"}
+    own |= {"TIMEOUT": "1000000"}
     assert seen == {f"LEASEHOLD_{name}": value for name, value in own.items()} | {
         "PATH": os.defpath, "HOME": directory, "TMPDIR": f"{directory}/tmp", "COLOUR": "blue", "TZ": "UTC"
     }  # fmt: skip

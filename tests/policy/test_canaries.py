@@ -211,7 +211,7 @@ def test_a_guard_is_broken_only_by_what_few_jobs_now_and_before_would_hardly_sho
     # As many jobs as before: the longest is as often now as it was before, and the ten longest once in 1,024.
     sizes = ((1000, 1000), (10, 90), (9, 0))
     assert [round((1 - quantile_of_longest(of, before)) * of) for of, before in sizes] == [9, 2, 8]
-    # Waits of 100 jobs of which one half are above the median, and then the others, tell no more than one or two.
+    # First 50 jobs wait for longer than the median, then 50 for less: together they tell no more than one or two.
     assert [independent(100, 0.5, each) for each in (None, 50, 25, 1)] == [100, 100, 34, 2]
 
     few = Figures(60, 60, 0, evictions=2.0, evictions_high=9.0, max_wait=30.0, p95_wait=20.0, p95_wait_high=40.0)

@@ -1,4 +1,4 @@
-"""Leases that cannot end, because a row is held or wrong: what calls pay for that, and who is told."""
+"""Leases that cannot end, because a row is held or wrong: what that costs the calls of bots, and who is told."""
 
 import json
 import threading

@@ -257,7 +257,7 @@ class AttemptRun(ABC):
     def _stopped(self, cause: StopReason, ending: Ending) -> Outcome | None:
         match cause:
             case StopReason.TIMEOUT:
-                return self._outcome("failed", ending, reason=f"timeout after {self.assignment.timeout:g} s")
+                return self._outcome("failed", ending, reason=f"timeout after {self.assignment.timeout:.15g} s")
             case StopReason.CANCELLED:
                 return self._outcome("stopped", ending, reason=None)
             case StopReason.RELEASED:

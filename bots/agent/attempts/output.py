@@ -77,7 +77,7 @@ class Output:
             return len(self._kept) - self._sent
 
     def pending(self, most: int) -> Pending:
-        """Return the output to send next, at most so many bytes. It stays pending until `sent` is called."""
+        """Return the output to send next, at most `most` bytes. It is returned again until `sent` is called."""
         with self._lock:
             end = min(len(self._kept), self._sent + most)
             chunks = [

@@ -195,7 +195,6 @@ def _fork(how: str) -> int:
         raise ValueError("forked")
     if how == "stop":
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
     return -1
 
 

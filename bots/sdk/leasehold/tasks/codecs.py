@@ -105,7 +105,8 @@ def _of_class(found: type) -> Codec | None:
 def _has_codec(annotation: Any) -> bool:
     try:
         return codec_of(annotation) is not None
-    except RecursionError:  # a type that names itself, of which the others decide
+    except RecursionError:
+        # The type names itself here. Its other parts decide.
         return False
 
 
