@@ -182,6 +182,7 @@ class Endings:
         async with topic.watch(None, since=since) as watch:
             watch.add(job, differs)
             ended, news = None, watched.news or await self.news(job)
+            was_over = news.is_final
             while ended is None and not news.is_final:
                 if news is not watched.news:
                     watched.tell(news)
@@ -198,7 +199,10 @@ class Endings:
         if ended is None:
             raise Gone
         watched.tell(replace(news, state=ended.state, withdrawn=ended.withdrawn, bot=ended.bot or news.bot))
-        return await self._answer(job, ended)
+        response = await self._answer(job, ended)
+        if not was_over:
+            self._metrics.ended(response.status.code)
+        return response
 
     async def _answer(self, job: str, ended: Ended) -> Any:
         told = outcome.left(ended.result)
@@ -206,7 +210,7 @@ class Endings:
             told = await self._fetched(told, told.stored)
         if told.result is not None and ended.bot is not None:
             told.result.execution_metadata.worker = ended.bot
-        if outcome.is_cached(ended.state, told, cacheable=True):
+        if outcome.is_cached(ended.state, told, cacheable=True) and not ended.is_replaced:
             await self._keep(job, ended, told.result)
         reason, missing = ended.reason, tuple[Digest, ...]()
         if outcome.has_waited_too_long(ended.state, reason):
@@ -214,11 +218,7 @@ class Endings:
             reason = reason if why is None else f"{reason}; it did not run because {why}"
         elif outcome.is_suspect(ended.state, reason, told):
             missing = tuple(await self._missing(job, ended))
-        response = outcome.response(
-            ended.state, reason, told, job=job, missing=missing, cancelled_by=ended.cancelled_by
-        )
-        self._metrics.ended(response.status.code)
-        return response
+        return outcome.response(ended.state, reason, told, job=job, missing=missing, cancelled_by=ended.cancelled_by)
 
     async def told(self, jobs: Sequence[str]) -> Mapping[str, Any]:
         """Return the ExecuteResponses of those of these jobs that are over, as bots left them, and keep nothing."""

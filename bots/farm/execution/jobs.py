@@ -45,9 +45,11 @@ FROM jobs j LEFT JOIN LATERAL (
 WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 # A dead job has no result that counts, but its last attempt, of the fence before, may have left why it was not run.
+# A client that skips the look-up in the cache has its action run anew, and the newest success is what counts.
 END = Statement(f"""
 SELECT j.public_id AS id, j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot,
     {WITHDRAWN_SUBMISSIONS} AS withdrawn,
+    EXISTS (SELECT FROM jobs n WHERE n.dedup_key = j.dedup_key AND n.id > j.id AND {OF_ACTION}) AS is_replaced,
     CASE WHEN j.state = 'cancelled' THEN (
         SELECT e.actor FROM stored_events e WHERE e.job_id = j.id AND e.move = 'cancel'
         ORDER BY e.id DESC LIMIT 1) END AS cancelled_by
@@ -139,7 +141,7 @@ class News:
 class Ended:
     """A job that is over: what its newest attempt left, the bot that ran it, and who cancelled it, if anybody.
 
-    withdrawn: as of `News`.
+    withdrawn: as of `News`. is_replaced: a later job has run the same action, and has succeeded.
     """
 
     state: JobState
@@ -149,6 +151,7 @@ class Ended:
     bot: str | None
     withdrawn: Mapping[str, str | None]
     cancelled_by: str | None
+    is_replaced: bool
 
 
 class Jobs:
@@ -283,7 +286,14 @@ def ends_in(rows: Iterable[Row]) -> Mapping[str, Ended]:
     """Return what became of jobs of the door, by their own ids; of those that are over. rows: of `END`."""
     return {
         str(row.id): Ended(
-            JobState(row.state), row.reason, row.payload, row.result, row.bot, row.withdrawn or {}, row.cancelled_by
+            JobState(row.state),
+            row.reason,
+            row.payload,
+            row.result,
+            row.bot,
+            row.withdrawn or {},
+            row.cancelled_by,
+            row.is_replaced,
         )
         for row in rows
         if row.state in FINAL

@@ -3,12 +3,12 @@
 import base64
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from google.longrunning.operations_proto_pb2 import ListOperationsRequest, ListOperationsResponse
+from google.longrunning.operations_proto_pb2 import ListOperationsRequest, ListOperationsResponse, Operation
 from leasehold.errors import BadInput
 from leasehold.states import JobState
 from leasehold.wire import escaped
@@ -28,6 +28,10 @@ from schema.postgres.statements import Row, Statement
 
 #: Operations of a page: unless a caller says how many, and at most.
 USUAL, MOST = 100, 1000
+#: Bytes of the operations of a page. One with its result has at most 3 MiB, and clients of gRPC take 4 MiB by default.
+MOST_BYTES = 3 * 1024 * 1024
+#: Operations whose results are read together.
+TOGETHER = 20
 #: Jobs that one page looks at: other people's jobs may lie between those of the door.
 EXAMINED = 20_000
 _TERM = re.compile(r"""\s*(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|(\S+))\s*(?:AND\b|$)""")
@@ -126,7 +130,7 @@ async def answer(
 ) -> bytes:
     """Answer ListOperations. Raises BadInput, and Forbidden for another instance."""
     asked = parsed(ListOperationsRequest, request, "request")
-    name = asked.name.removesuffix("/").removesuffix("operations").removesuffix("/")
+    name = f"/{asked.name}".removesuffix("/").removesuffix("/operations").removeprefix("/")
     instances = [identity.instance(caller, name)] if name else caller.instances
     most = min(asked.page_size or USUAL, MOST)
     if most < 0:
@@ -134,16 +138,27 @@ async def answer(
     wanted, after = Filter.parse(asked.filter), _after(asked.page_token)
     rows = await workers.run(partial(_read, wanted=wanted, after=after, instances=instances, most=most + 1))
     found = [row for row in rows if row.job is not None][:most]
-    news = {row.job: _news(row) for row in found}
-    ended = [str(job) for job, each in news.items() if each.is_final]
-    responses = await endings.told(ended)
     answer = ListOperationsResponse()
-    for row in found:
-        of = Found(str(row.submission), str(row.job), row.instance)
-        answer.operations.append(operation(of, news[row.job], responses.get(of.job)))
-    answer.next_page_token = _following(rows, found)
+    answer.operations.extend([each async for each in _fitting(found, endings)])
+    answer.next_page_token = _following(rows, found[: len(answer.operations)])
     data: bytes = answer.SerializeToString()
     return data
+
+
+async def _fitting(rows: Sequence[Row], endings: Endings) -> AsyncIterator[Operation]:
+    """Yield the operations of these rows, but not more than fit into an answer. Always yields the first."""
+    size = 0
+    for first in range(0, len(rows), TOGETHER):
+        some = rows[first : first + TOGETHER]
+        news = {row.job: _news(row) for row in some}
+        responses = await endings.told([str(job) for job, each in news.items() if each.is_final])
+        for row in some:
+            of = Found(str(row.submission), str(row.job), row.instance)
+            made = operation(of, news[row.job], responses.get(of.job))
+            size += made.ByteSize()
+            if size > MOST_BYTES and size > made.ByteSize():
+                return
+            yield made
 
 
 def _read(

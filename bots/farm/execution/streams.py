@@ -25,6 +25,7 @@ from bots.farm.identity import DoorCaller, Identity, no_operation, operation_nam
 from bots.farm.metrics import DoorMetrics
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
+from bots.farm.storage import capabilities
 from bots.farm.storage.upstream import Digest, Upstream, parsed
 from bots.gateway.workers import WorkerPool
 from schema.moves import cancel as cancel_moves
@@ -65,6 +66,8 @@ class Execution:
         asked = parsed(remote_execution_pb2.ExecuteRequest, request, "request")
         instance = self._identity.instance(caller, asked.instance_name)
         digest = Digest.read(asked.action_digest, "action_digest")
+        if asked.digest_function not in (remote_execution_pb2.DigestFunction.UNKNOWN, capabilities.SHA256):
+            raise BadInput("digest_function", "must be SHA256, the only one that the door announces")
         priority = asked.execution_policy.priority
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise BadInput("execution_policy.priority", f"must be from {PRIORITY_MIN} to {PRIORITY_MAX}")

@@ -24,6 +24,8 @@ def described(told: Any) -> Any:
     """Return the capabilities of a door before storage with these ones."""
     cache = remote_execution_pb2.CacheCapabilities()
     cache.CopyFrom(told)
+    # What a later version of the protocol has added stands for calls that the door does not pass on.
+    cache.DiscardUnknownFields()
     # Other functions are not checked by the door, and no client may store results.
     del cache.digest_functions[:]
     cache.digest_functions.append(SHA256)

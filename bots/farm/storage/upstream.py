@@ -30,6 +30,8 @@ REMEMBERED, BESIDE = 32 * 1024 * 1024, 512
 ANSWER_WITHIN = 20.0
 
 #: Keepalives: a peer that is gone without a word is noticed after 35 s, and clients may ping as often as they like.
+#: Connections are tried again every two seconds at most, however long a server was away: gRPC's two minutes are longer
+#: than builds wait.
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MOST_MESSAGE),
     ("grpc.max_send_message_length", MOST_MESSAGE),
@@ -37,6 +39,9 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
 M = TypeVar("M", bound=Message)
