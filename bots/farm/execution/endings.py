@@ -233,9 +233,12 @@ class Endings:
         return found
 
     async def _missing(self, job: str, ended: Ended) -> Sequence[Digest]:
-        """Return the inputs of the action that the storage does not have. Nothing if it does not tell."""
+        """Return what the storage does not have of the action, its command and its inputs. Nothing if it does not tell.
+
+        A changed action or command, which clients do not know, is not looked for: the door writes it again.
+        """
         try:
-            wanted = await self.derived(ended)
+            wanted = await self.derived(ended, anew=True)
             return () if wanted is None else await trees.looked(self._upstream, trees.missing_inputs(wanted.root))
         except Missing as error:
             return error.digests
@@ -263,20 +266,20 @@ class Endings:
         except (Missing, BadInput, grpc.aio.AioRpcError) as error:
             _log.warning("the result of an action is not kept", job=job, reason=said(error)[:300])
 
-    async def derived(self, ended: Ended) -> actions.Runnable | None:
+    async def derived(self, ended: Ended, *, anew: bool = False) -> actions.Runnable | None:
         """Return the action that a job names, as it is in the storage; None if the job runs something else.
 
-        Raises Missing, BadInput, grpc.aio.AioRpcError.
+        anew: what the door remembers of it does not count. Raises Missing, BadInput, grpc.aio.AioRpcError.
         """
-        found = await self._expected(ended)
+        found = await self._expected(ended, anew=anew)
         return None if found is None or not actions.runs(ended.payload, found[1]) else found[0]
 
-    async def _expected(self, ended: Ended) -> tuple[actions.Runnable, JobRequest] | None:
+    async def _expected(self, ended: Ended, *, anew: bool = False) -> tuple[actions.Runnable, JobRequest] | None:
         """Return the action that a job names, and the job that this door makes of it; None if it names none."""
         digest = actions.digest_of(ended.payload)
         if digest is None:
             return None
-        wanted = await read_action(self._upstream, digest)
+        wanted = await read_action(self._upstream, digest, anew=anew)
         return wanted, actions.request(wanted, self._settings, address=self._address)
 
 
@@ -312,8 +315,11 @@ async def cached_result(upstream: Upstream, lookup: Any) -> Any:
     return found
 
 
-async def read_action(upstream: Upstream, digest: Digest) -> actions.Runnable:
-    """Read an action and its command from the storage. Raises Missing, BadInput, grpc.aio.AioRpcError."""
-    action = await upstream.read(digest)
+async def read_action(upstream: Upstream, digest: Digest, *, anew: bool = False) -> actions.Runnable:
+    """Read an action and its command from the storage. Raises Missing, BadInput, grpc.aio.AioRpcError.
+
+    anew: also if they are remembered.
+    """
+    action = await upstream.read(digest, anew=anew)
     command = Digest.read(parsed(remote_execution_pb2.Action, action, "action").command_digest, "action.command_digest")
-    return actions.runnable(digest, action, await upstream.read(command))
+    return actions.runnable(digest, action, await upstream.read(command, anew=anew))

@@ -134,7 +134,7 @@ def _verdict(state: JobState, reason: str, told: Left, missing: int = 0) -> tupl
     if state in (JobState.SUCCEEDED, JobState.FAILED) and told.code == code_pb2.OK:
         return code_pb2.OK, ""
     if missing:
-        return code_pb2.FAILED_PRECONDITION, f"the storage does not have {missing} of the action's inputs"
+        return code_pb2.FAILED_PRECONDITION, f"the storage does not have {missing} of the action's blobs"
     if told.code == code_pb2.FAILED_PRECONDITION:
         return code_pb2.UNAVAILABLE, f"{told.message}; it has all of them now"
     if told.code != code_pb2.INTERNAL:

@@ -142,7 +142,7 @@ def _ended(code: int, given: argparse.Namespace, work: str, where: str) -> int:
             _leave(where, code=INVALID_ARGUMENT, message=str(error))
             return 1
         if missing:
-            _leave(where, code=FAILED_PRECONDITION, message=f"the storage does not have {missing} of its inputs")
+            _leave(where, code=FAILED_PRECONDITION, message=f"the storage does not have {missing} of its blobs")
             return 1
         return _not_run(where, f"{RUNNER} ended with {code} and left no result")
     ended_with = exit_code(data)
@@ -217,15 +217,13 @@ def _stored(given: argparse.Namespace, data: bytes) -> str:
 
 
 def _missing(given: argparse.Namespace) -> int:
-    """Return how many inputs the storage does not have."""
+    """Return how many blobs that the action needs the storage does not have."""
     from bots.farm.protos import remote_execution_pb2
     from bots.farm.storage import trees
-    from bots.farm.storage.upstream import Digest
 
     action = remote_execution_pb2.Action.FromString(binascii.a2b_base64(given.action))
-    root = Digest.read(action.input_root_digest, "input_root_digest")
     with _storage(given) as storage:
-        return len(storage.look(trees.missing_inputs(root)))
+        return len(storage.look(trees.missing_of_action(action)))
 
 
 def _storage(given: argparse.Namespace) -> Storage:

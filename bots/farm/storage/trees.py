@@ -47,6 +47,13 @@ async def looked(upstream: Upstream, look: Look) -> list[Digest]:
         return found
 
 
+def missing_of_action(action: Any) -> Look:
+    """Return what is not there of the command and the inputs of an Action. Raises BadInput."""
+    absent = yield from _missing([Digest.read(action.command_digest, "command_digest")])
+    absent += yield from missing_inputs(Digest.read(action.input_root_digest, "input_root_digest"))
+    return absent
+
+
 def missing_inputs(root: Digest) -> Look:
     """Return the directories and files below a directory that are not there. Raises BadInput for no directory.
 

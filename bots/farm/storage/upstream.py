@@ -138,8 +138,13 @@ class Upstream:
         self._known: OrderedDict[Digest, bytes] = OrderedDict()
         self._bytes = 0
 
-    async def read(self, digest: Digest) -> bytes:
-        """Return a blob of at most `MOST_READ` bytes. Raises Missing, BadInput, grpc.aio.AioRpcError."""
+    async def read(self, digest: Digest, *, anew: bool = False) -> bytes:
+        """Return a blob of at most `MOST_READ` bytes. Raises Missing, BadInput, grpc.aio.AioRpcError.
+
+        anew: the storage is asked, although the blob is remembered. It may have gone from there since.
+        """
+        if anew:
+            self._forget(digest)
         if (known := self._known.get(digest)) is not None:
             self._known.move_to_end(digest)
             return known
@@ -224,4 +229,8 @@ class Upstream:
             self._bytes += len(data) + BESIDE
         self._known[digest] = data
         while self._bytes > REMEMBERED:
-            self._bytes -= len(self._known.popitem(last=False)[1]) + BESIDE
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, digest: Digest) -> None:
+        if (data := self._known.pop(digest, None)) is not None:
+            self._bytes -= len(data) + BESIDE

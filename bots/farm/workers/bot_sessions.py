@@ -130,12 +130,13 @@ class BotSessions:
         return data
 
     async def _absent(self, digest: Digest) -> int:
-        """Return how many inputs of an action the storage does not have; 0 if it does not tell."""
+        """Return how many blobs that an action needs the storage does not have, itself too; 0 if it does not tell."""
         try:
-            action = parsed(remote_execution_pb2.Action, await self._upstream.read(digest), "action")
-            root = Digest.read(action.input_root_digest, "input_root")
-            return len(await trees.looked(self._upstream, trees.missing_inputs(root)))
-        except (Missing, BadInput, grpc.aio.AioRpcError):
+            action = parsed(remote_execution_pb2.Action, await self._upstream.read(digest, anew=True), "action")
+            return len(await trees.looked(self._upstream, trees.missing_of_action(action)))
+        except Missing as error:
+            return len(error.digests)
+        except (BadInput, grpc.aio.AioRpcError):
             return 0
 
     async def _told(self, sync: Sync, watch: LongPoll) -> Due:

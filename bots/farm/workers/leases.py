@@ -170,7 +170,7 @@ def outcome(lease: Any, *, leaves: bool, stored: Digest | None = None, absent: i
     if code == code_pb2.UNAVAILABLE and leaves:
         return Outcome(verdict="released", reason="its worker ended")
     if absent:
-        return _given_up(code_pb2.FAILED_PRECONDITION, f"the storage does not have {absent} of its inputs")
+        return _given_up(code_pb2.FAILED_PRECONDITION, f"the storage does not have {absent} of its blobs")
     if len(lease.result.value) > MOST_READ:
         return _given_up(code_pb2.INTERNAL, f"its result has more than {MOST_READ} bytes")
     exit_code = _exit_code(lease.result) if code in (code_pb2.OK, code_pb2.DEADLINE_EXCEEDED) else None
